@@ -231,14 +231,32 @@ def test_a_store_that_fails_while_it_is_read(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(caught.value.__cause__, OSError)
 
 
+def write(manifest: Path, told: dict[str, Any]) -> None:
+    body = json.dumps(told).encode()
+    framed = b"penstock" + struct.pack("<H", 1) + body + struct.pack("<Q", len(body))
+    manifest.write_bytes(framed + struct.pack("<I", zlib.crc32(framed)))
+
+
+def test_the_watermark_of_a_manifest_is_that_of_the_flow(copy: Path) -> None:
+    """Older releases leave it out; else a source that has not come, or is idle, has none or another one."""
+    manifest = only(copy, f"manifest-{0:020}-*")
+    told = json.loads(manifest.read_bytes()[10:-12])
+    for more, watermark in (
+        ({"watermarks": [7_000_000, None]}, at(7_000)),
+        ({"watermarks": [7_000_000, None], "watermark": None}, None),
+        ({"watermarks": [7_000_000, 1_000_000], "watermark": 7_000_000}, at(7_000)),
+        ({"watermarks": [None], "watermark": None}, None),
+    ):
+        write(manifest, told | more)
+        assert state.manifests(copy)["watermark"][0].as_py() == watermark
+
+
 def test_a_newer_kind_of_operator_is_refused(copy: Path) -> None:
     newest = only(copy, f"manifest-{2:020}-*")
     told = json.loads(newest.read_bytes()[10:-12])
     told["plan"]["operators"][0]["columns"] = '{"keys":"","holds":"sketch"}'
     told["plan"]["operators"][2]["columns"] = ""
-    body = json.dumps(told).encode()
-    framed = b"penstock" + struct.pack("<H", 1) + body + struct.pack("<Q", len(body))
-    newest.write_bytes(framed + struct.pack("<I", zlib.crc32(framed)))
+    write(newest, told)
     with pytest.raises(errors.StateError, match="not known to this release"):
         state.read(copy, AGG)
     with pytest.raises(errors.StateError, match="does not say what columns"):

@@ -140,12 +140,12 @@ def manifests(checkpoint: str | os.PathLike[str]) -> pa.Table:
         row |= {"serves": found.serving.get(int(match[1])) == name, "problem": found.damaged.get(name)}
         if name in found.manifests:
             told = found.manifests[name]
-            reached = [at for at in told["watermarks"] if at is not None]
-            if told.get("watermark") is not None:  # sources may be idle, and it is not the least of them
-                reached = [told["watermark"]]
+            # Older releases leave that of the flow out where it is the least of those of its sources.
+            least = min((at for at in told["watermarks"] if at is not None), default=None)
+            watermark = told.get("watermark", least)
             row |= {key: told[key] for key in ("claim", "generation", "late_rows")}
             row |= {
-                "watermark": min(reached) if reached and -_LATEST_US <= min(reached) <= _LATEST_US else None,
+                "watermark": watermark if watermark is not None and abs(watermark) <= _LATEST_US else None,
                 "clock": told["clock_ms"],
                 "files": len(told["files"]),
                 "bytes": sum(file["length"] for file in told["files"]),

@@ -11,7 +11,7 @@
 //! all claims of a checkpoint. Of several manifests of a batch the one of the newest claim, and of that the newest generation, serves.
 
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::range::Range;
 
@@ -115,10 +115,11 @@ pub struct Manifest {
     pub plan: Plan,
     /// Watermark reached, by source; microseconds. None of a source without event time, or without rows so far.
     pub watermarks: Vec<Option<i64>>,
-    /// Where sources may be idle: the watermark of the flow, which is not the least of them then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub watermark: Option<i64>,
-    /// And when each was first waited for or last had rows, milliseconds.
+    /// The watermark of the flow, if there is one, which need not be the least of them: a source may be idle, or have had no event time before.
+    /// Where older releases leave it out it is.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "known")]
+    pub watermark: Option<Option<i64>>,
+    /// Where sources may be idle: when each was first waited for or last had rows, milliseconds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub heard_ms: Vec<Option<i64>>,
     /// Processing time of the batch, milliseconds.
@@ -132,6 +133,11 @@ pub struct Manifest {
     /// What bins were split into: whoever begins with it has these ranges again, where its own are not shorter.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<Range>,
+}
+
+/// What is there is known, null too.
+fn known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<i64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 impl Manifest {
@@ -431,7 +437,7 @@ mod tests {
             nonce: 7,
             plan: Plan::default(),
             watermarks: vec![Some(-5), None],
-            watermark: Some(-4),
+            watermark: Some(Some(-4)),
             heard_ms: vec![Some(9), None],
             clock_ms: 1_700_000_000_000,
             late_rows: 3,

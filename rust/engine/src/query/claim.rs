@@ -251,7 +251,7 @@ impl Query {
         self.base = At {
             epoch: Some(before),
             watermarks: manifest.watermarks.clone(),
-            watermark: manifest.watermark.or_else(|| self.program.watermark(&manifest.watermarks, &[], 0)),
+            watermark: manifest.watermark.unwrap_or_else(|| self.program.watermark(&manifest.watermarks, &[], 0)),
             heard_ms: manifest.heard_ms.clone(),
             clock_ms: manifest.clock_ms,
             late_rows: manifest.late_rows,

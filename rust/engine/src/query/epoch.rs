@@ -388,7 +388,7 @@ impl Query {
             nonce: view.setup.nonce.wrapping_add(*view.tickets),
             plan: self.program.plan.clone(),
             watermarks: frozen.at.watermarks.clone(),
-            watermark: frozen.at.watermark.filter(|_| self.program.may_be_idle()),
+            watermark: Some(frozen.at.watermark),
             heard_ms: frozen.at.heard_ms.clone(),
             clock_ms: frozen.at.clock_ms,
             late_rows: frozen.at.late_rows,

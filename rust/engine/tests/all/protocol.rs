@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Moving, Operator, Plan, Program,
-    Range, Ranges, Receipt, Recut, Request, Setup, Ticket, Wait, Wish,
+    Answer, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, Manifest, MemberId, Moving,
+    Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish,
 };
 
 const QUERY: &str = "q";
@@ -106,6 +106,7 @@ impl Script {
                 migrated(&(0..steps.len() as u32).map(|slice| (0, slice)).collect::<Vec<_>>())
             }
             Request::Recut { .. } => migrated(&[(0, 0)]),
+            Request::Write { .. } => Answer::Written(Vec::new()),
             _ => Answer::Done,
         };
         self.hear(Event::Answer { ticket, answer: Ok(answer) });
@@ -733,6 +734,62 @@ fn a_silent_source_is_not_waited_for() {
     assert_eq!(fed(5, 1_250, &[]), Some(95), "silent again, by a batch without rows");
     assert_eq!(fed(6, 1_260, &[(1, 200)]), Some(95));
     assert_eq!(fed(7, 1_270, &[(0, 150)]), Some(150));
+}
+
+/// A query that is started again with other options of its sources, and again, does not begin behind its watermark: windows that have closed would
+/// take rows and come out a second time.
+#[test]
+fn the_watermark_does_not_go_back_when_options_of_sources_change() {
+    let mut manifests: Vec<Manifest> = Vec::new();
+    let mut run = |epoch: u64, clock_ms: i64, (lateness_us, idle_after_ms), rows: &[(u8, i64)]| -> Option<i64> {
+        let mut script = Script::new(1);
+        script.program.plan.sources = ["a", "b"].map(str::to_owned).into();
+        (script.program.lateness_us, script.program.idle_after_ms) = (lateness_us, idle_after_ms);
+        script.program.durable = true;
+        script.hold = vec!["Feed"];
+        script.open();
+        script.done.clear();
+        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        let (mut at, mut released) = (0, None);
+        while let Some(effect) = script.done.get(at).cloned() {
+            at += 1;
+            let stored = |ticket, stored| Event::Stored { ticket, outcome: Ok(stored) };
+            match effect {
+                Effect::ReadCheckpoint { ticket, .. } => {
+                    let manifests = manifests.iter().map(|one| (one.name(), Ok(one.clone()))).collect();
+                    script.hear(stored(ticket, Stored::Contents(Contents { manifests, ..Contents::default() })));
+                }
+                Effect::CreateClaim { ticket, .. } => script.hear(stored(ticket, Stored::Claimed(true))),
+                Effect::ReadClaims { ticket, .. } => script.hear(stored(ticket, Stored::NewestClaim(epoch + 1))),
+                Effect::WriteManifest { ticket, manifest, .. } => {
+                    manifests.push(*manifest);
+                    script.hear(stored(ticket, Stored::Written));
+                }
+                Effect::Feed { ticket, .. } => {
+                    for &(source, time) in rows {
+                        let (member, max_event_time) = (MemberId(1), Some(time));
+                        let receipt =
+                            Receipt { source, partition: 0, attempt: 7, member, rows: 1, max_event_time, hash: 1 };
+                        script.hear(Event::Receipt { ticket, receipt });
+                    }
+                    script.hear(Event::Fed { ticket, outcome: Ok(()) });
+                }
+                Effect::Call { request: Request::Release(release), .. } => released = Some(release.watermark),
+                _ => {}
+            }
+        }
+        assert!(completes(&script.done, epoch), "{:?}", script.done);
+        released.expect("the epoch runs")
+    };
+    let both = || vec![Some(0), Some(0)];
+    let idle = || vec![None, Some(100)];
+    assert_eq!(run(0, 0, (both(), idle()), &[(0, 10), (1, 5)]), Some(5));
+    assert_eq!(run(1, 100, (both(), idle()), &[(0, 50)]), Some(50), "b is idle");
+    assert_eq!(run(2, 200, (both(), vec![]), &[(0, 60)]), Some(50), "b is waited for again");
+    assert_eq!(run(3, 300, (both(), vec![]), &[(0, 70)]), Some(50));
+    assert_eq!(run(4, 400, (vec![Some(0), None], vec![]), &[(0, 80)]), Some(80), "b has no event time");
+    assert_eq!(run(5, 500, (both(), vec![]), &[(1, 60)]), Some(80));
+    assert_eq!(run(6, 600, (both(), vec![]), &[(1, 70)]), Some(80));
 }
 
 #[test]
