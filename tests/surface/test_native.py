@@ -201,6 +201,16 @@ def test_data_outlives_its_producer() -> None:
     assert first["x"].to_pylist() == second["x"].to_pylist() == list(range(10_000))
 
 
+def test_a_batch_that_goes_to_and_fro_is_let_go_of() -> None:
+    """Each handle holds the batch that it was made of: one release within the other took more than the stack."""
+    batch = pa.record_batch({"k": [1, 2], "s": ["a", "b"]})
+    last = batch["s"]
+    for _ in range(50_000):
+        batch = pa.record_batch(_native.RecordBatch(batch))
+    assert batch["s"].equals(last)
+    del batch
+
+
 def test_streams_become_one_batch() -> None:
     table = pa.table({"x": pa.chunked_array([[1, 2], [3], []], pa.int64())})
     assert _through(table)["x"].to_pylist() == [1, 2, 3]

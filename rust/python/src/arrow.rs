@@ -7,13 +7,16 @@
 //! Invariants: a capsule is read only after its name was checked; a structure is *moved* out of it (its release
 //! callback becomes null), so exactly one side releases it; what we export owns its buffers by reference count.
 //! Values are never copied; a stream of several batches, which has to become one batch, is the only exception.
+//! So a column that goes to and fro unchanged holds the one before it, each time: letting go of such a chain takes the same stack however long
+//! it is, since what is let go of within a release waits for the end of that.
 //!
 //! These two handles are plain immutable data: unlike the others they stay usable after `fork`.
 #![allow(unsafe_code)] // see the module header
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow_array::cast::AsArray;
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
@@ -21,6 +24,7 @@ use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
 use arrow_array::{
     Array, ArrayRef, GenericStringArray, OffsetSizeTrait, RecordBatch as Batch, StructArray, make_array,
 };
+use arrow_data::ArrayData;
 use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
@@ -158,8 +162,57 @@ pub(crate) fn export_schema<'py>(py: Python<'py>, schema: &ArrowSchema) -> PyRes
 pub(crate) fn export_batch<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyTuple>> {
     let schema = export_schema(py, batch.schema_ref())?;
     let data = StructArray::from(batch.clone()).into_data();
-    let array = PyCapsule::new_with_value(py, FFI_ArrowArray::new(&data), ARRAY)?;
+    let array = PyCapsule::new_with_value(py, export_array(&data), ARRAY)?;
     PyTuple::new(py, [schema, array])
+}
+
+type Release = unsafe extern "C" fn(*mut FFI_ArrowArray);
+
+/// What arrow itself releases exported arrays with.
+static RELEASE: OnceLock<Release> = OnceLock::new();
+
+thread_local! {
+    /// Arrays that wait for the release under way on this thread to end; none while there is none.
+    static WAITING: RefCell<Option<Vec<FFI_ArrowArray>>> = const { RefCell::new(None) };
+}
+
+fn export_array(data: &ArrayData) -> FFI_ArrowArray {
+    let mut array = FFI_ArrowArray::new(data);
+    // SAFETY: `release` calls the callback that it takes the place of, which reads the private data that stays as it is.
+    let own = unsafe { array.set_release(Some(release)) }.expect("a new array has a callback");
+    RELEASE.get_or_init(|| own);
+    array
+}
+
+/// Releases an array of ours, at once or at the end of the release within which it is called.
+///
+/// # Safety
+/// As the C data interface says: `array` is one that [`export_array`] made, or to where it was moved, and nobody else uses it.
+unsafe extern "C" fn release(array: *mut FFI_ArrowArray) {
+    // SAFETY: the caller's promise. What is left behind is a released array, as the interface wants it.
+    let mut array = unsafe { FFI_ArrowArray::from_raw(array) };
+    // SAFETY: the callback is that of the same function of arrow which made this array and its private data.
+    unsafe { array.set_release(RELEASE.get().copied()) };
+    let mut next = Some(array);
+    // A thread that ends has nobody to wait for.
+    let waits = WAITING.try_with(|waiting| match &mut *waiting.borrow_mut() {
+        Some(waiting) => {
+            waiting.extend(next.take());
+            true
+        }
+        none => {
+            *none = Some(Vec::new());
+            false
+        }
+    });
+    if waits != Ok(false) {
+        return;
+    }
+    while let Some(array) = next {
+        drop(array);
+        next = WAITING.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop));
+    }
+    WAITING.set(None);
 }
 
 /// The pointer of a capsule whose name is `name`, refused with a TypeError otherwise.
