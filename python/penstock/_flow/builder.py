@@ -43,9 +43,9 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         What the source is called where flows of several sources meet (`union`, `join`); see
         `run`.
     idle_after : str or datetime.timedelta, optional
-        How long the source may have no rows, in whole milliseconds, before the watermark of
-        several sources goes on without it; by default it is waited for until it ends. Looked
-        at when rows of another source come. What it has then, behind the watermark, is late.
+        How long the source may have no rows with an event time, in whole milliseconds, before
+        the watermark of several sources goes on without it; by default it is waited for until it
+        ends. Looked at when rows of another source come. What it has then, behind the watermark, is late.
         Beside a Spark stream it is looked at in each batch, by the batch's time, which checkpoints keep.
 
     Raises

@@ -547,7 +547,8 @@ class KeyedSteps(FlowBase):
         gives it and which is the same when it is repeated or undone: the state is gone in the first epoch that is
         `ttl` or more behind the last one with a row or timer of the key. Rows wait there for the end of their
         epoch, and in a batch job, which has no such time, nothing expires. Timers of a key stay when its state
-        expires. At the end of input nothing more expires.
+        expires. At the end of input no more states expire in event time; in processing time one that is `ttl` old
+        then has expired as in any epoch, and `at_end` does not hear of it.
 
         All of it is state: it moves, is undone, and is in checkpoints, with what was forgotten. Neither costs a
         flow without it anything; with it a row costs one or two microseconds more, and a timer about ten.

@@ -49,6 +49,8 @@ class Running(FlowBase):
             many there were. In a dict a function for those of each source, by its name; where a source has
             late rows of different columns, or a step takes several sources as one stream, by the name
             of the step's state instead, and the side of a join: ``"join left"``. The error of a wrong name has all.
+            Each has the columns that came to its step; before a `top`, `aggregate` or `window_join` in windows also
+            window_start and window_end, of the last window that it would have been in.
         progress : bool, default False
             Show a progress bar on stderr.
         batch_rows : int, default 65_536
