@@ -101,11 +101,17 @@ def rows_of(kept: Kept, batch: int) -> list[int]:
 def test_a_member_killed_while_it_is_fed_and_nothing_was_lost(
     cluster: Any, engine: pk.Engine, tmp_path: Path, flow: pk.Flow
 ) -> None:
-    """The batch is fed again, to the replacement."""
+    """The batch is fed again, to the replacement, and what is told of it is from its beginning to its end."""
     wait_for(lambda: complete(engine), what="all members")
     gate = Gate(tmp_path)
     kept = Kept()
-    function = engine.foreach_batch(flow, kept)
+    served: dict[int, float] = {}
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        served[batch_id] = time.time()
+
+    function = engine.foreach_batch(flow, sink)
     first = 0
     if flow is PLAIN:
         function(numbers(cluster, 0), 0)
@@ -127,6 +133,9 @@ def test_a_member_killed_while_it_is_fed_and_nothing_was_lost(
             gate.open()
         result(120)
     assert victim.id not in {member.id for member in engine.members()}
+    hit = max((epoch for epoch in engine.timeline().epochs if epoch.epoch == first), key=lambda epoch: epoch.started)
+    assert hit.ended > served[first] - 0.01  # two clocks
+    assert hit.feed_s + hit.run_s + hit.serve_s + hit.files_s == pytest.approx(hit.seconds)
     if flow is COUNTS:
         assert state(kept) == counted(1)
         return

@@ -83,6 +83,11 @@ def test_workers_that_come_and_go_are_neither_resting_nor_migrating() -> None:
     timeline.epochs.append(Epoch(9, T0 + 8.1, 3.0, 10, "other"))
     hit = timeline.hit(timeline.changes[0])
     assert hit is not None and hit.epoch == 9
+    # Who waits for a batch waits for Spark's share of it, too.
+    timeline.epochs.append(Epoch(10, T0 + 8.1, 1.0, 10, "other", spark_s=2.5))
+    hit = timeline.hit(timeline.changes[0])
+    assert hit is not None and hit.epoch == 10
+    assert f">{duration_text(3.5)}</td></tr>" in page(timeline)
     assert timeline.hit(Change(T0 + 20, T0 + 21, "lost", 2, 2)) is None
 
 

@@ -103,7 +103,7 @@ def _lead(timeline: Timeline) -> str:
         return ""
     resting, migrating = (duration_text(median(found[name])) for name in ("resting", "migrating"))
     parts = [e for e in timeline.epochs if e.query == query and e.spark_s > 0]
-    whole = sum(e.seconds + e.spark_s for e in parts)
+    whole = sum(e.whole_s for e in parts)
     spark = f" Spark's own work is {sum(e.spark_s for e in parts) / whole:.0%} of that." if parts else ""
     size = size_text(max(move.bytes for move in moves))
     more = escape(spark + _survived(timeline))
@@ -116,7 +116,7 @@ def _lead(timeline: Timeline) -> str:
 def _survived(timeline: Timeline) -> str:
     """What it cost that workers died, came and went."""
     lost = [change for change in timeline.changes if change.kind == "lost"]
-    found = [hit.seconds for change in lost if (hit := timeline.hit(change)) is not None]
+    found = [hit.whole_s for change in lost if (hit := timeline.hit(change)) is not None]
     text = f" Workers that died: {len(lost)}" if lost else ""
     text += f"; the batch that was hit took {duration_text(max(found))}." if found else "." if lost else ""
     sizes = [f"from {c.before} to {c.after}" for c in timeline.changes if c.kind == "rescale"]
@@ -164,7 +164,7 @@ def _latency(timeline: Timeline) -> str:
         if values:
             rows.append([f"slices {_WHILE[name]}", *(duration_text(v / 1e9) for v in values)])
     for query in sorted({e.query for e in timeline.epochs}):
-        seconds = sorted(e.seconds for e in timeline.epochs if e.query == query)
+        seconds = sorted(e.whole_s for e in timeline.epochs if e.query == query)
         picked = [seconds[min(int(share * len(seconds)), len(seconds) - 1)] for share in shares]
         rows.append([f"epochs of {query}" if query else "epochs", *map(duration_text, picked)])
     return _table("Latency", ["", "p50", "p90", "p99", "p99.9", "max"], rows)
@@ -199,7 +199,7 @@ def _changes(timeline: Timeline) -> str:
                 f"{change.started - begin:.2f} s",
                 duration_text(change.ended - change.started),
                 "" if lost else f"{change.bins:,}",
-                "" if hit is None else duration_text(hit.seconds),
+                "" if hit is None else duration_text(hit.whole_s),
             ]
         )
     return _table("Workers that came and went", ["", "at", "took", "bins", "longest batch meanwhile"], rows)
@@ -226,7 +226,7 @@ def _workers(timeline: Timeline) -> str:
 def _epochs(timeline: Timeline) -> str:
     begin = timeline.span[0]
     rows = [
-        [e.query, f"{e.epoch}", f"{e.started - begin:.2f} s", duration_text(e.seconds), f"{e.rows:,}"]
+        [e.query, f"{e.epoch}", f"{e.started - begin:.2f} s", duration_text(e.whole_s), f"{e.rows:,}"]
         for e in sorted(timeline.epochs, key=lambda e: e.started)
     ]
     table = _table("", ["query", "epoch", "at", "took", "rows"], rows)

@@ -116,7 +116,7 @@ def _parts(axes: Any, epochs: list[Epoch], begin: float) -> None:
     axes.set_ylabel(f"a batch of {epochs[0].query}" if epochs[0].query else "a batch")
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration_text(seconds) if seconds else "0"))
-    width = [max(e.seconds + e.spark_s, 1e-3) for e in epochs]
+    width = [max(e.whole_s, 1e-3) for e in epochs]
     left: list[float] = []
     for e, wide in zip(epochs, width, strict=True):
         # What Spark did is before ours but for its commit, which may be the longer part: bars do not overlap.
@@ -287,7 +287,7 @@ def _change_text(change: Change, hit: Epoch | None) -> str:
         return f"{change.before} → {change.after} workers\n{change.bins} bins\n{took}"
     lines = ["a worker died", f"replaced in {took}"]
     if hit is not None:
-        lines.append(f"batch hit: {duration_text(hit.seconds)}")
+        lines.append(f"batch hit: {duration_text(hit.whole_s)}")
     return "\n".join(lines)
 
 

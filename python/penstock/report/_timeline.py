@@ -27,8 +27,9 @@ class Epoch:
 
     ``seconds`` passed until its outputs were complete or, where they are served to a sink, until that had them:
     ``feed_s`` bringing its rows to the workers, ``run_s`` computing, ``serve_s`` in the sink, ``files_s`` waiting
-    behind that until its state was durable. ``spark_s`` are seconds of the batch that Spark spent before and after:
-    finding input, planning, its logs. What was not measured is 0.
+    behind that until its state was durable. An epoch that the death of a worker has hit is fed again: each part is of
+    all its attempts, and going back to the state before counts as computing. ``spark_s`` are seconds of the batch that
+    Spark spent before and after: finding input, planning, its logs. What was not measured is 0.
     """
 
     epoch: int
@@ -46,6 +47,11 @@ class Epoch:
     def ended(self) -> float:
         """When its outputs were complete, or served."""
         return self.started + self.seconds
+
+    @property
+    def whole_s(self) -> float:
+        """What who waits for the batch waits: Spark's share included."""
+        return self.seconds + self.spark_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +220,13 @@ class Timeline:
         groups: dict[str, list[float]] = {"resting": [], "migrating": [], "changing": []}
         for epoch in self.epochs:
             if epoch.query == query:
-                groups[self._meanwhile(epoch.started, epoch.ended)].append(epoch.seconds + epoch.spark_s)
+                groups[self._meanwhile(epoch.started, epoch.ended)].append(epoch.whole_s)
         return groups
 
     def hit(self, change: Change) -> Epoch | None:
-        """The longest epoch of any query that ran while workers came or went."""
+        """The longest epoch of any query that ran while workers came or went, Spark's share included."""
         found = [e for e in self.epochs if e.started < change.ended and change.started < e.ended]
-        return max(found, key=lambda e: e.seconds, default=None)
+        return max(found, key=lambda e: e.whole_s, default=None)
 
     def _meanwhile(self, begin: float, end: float) -> str:
         if any(c.started < end and begin < c.ended for c in self.changes):

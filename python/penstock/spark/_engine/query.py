@@ -120,8 +120,9 @@ class _Measured:
     #: How often the batch was fed.
     feeds: int = 0
     feed_s: float = 0.0
-    #: When rows were there, and results.
-    fed: float = 0.0
+    #: When the last piece of work here ended. What passes from there to the next is the members': they wait for state,
+    #: compute, or go back behind the death of one.
+    worked: float = 0.0
     run_s: float = 0.0
     serve_s: float = 0.0
     #: When the sink returned, and how long that had to be made durable.
@@ -266,7 +267,8 @@ class Query:
         """
         with self._taking_turn(check):
             self._refuse_second(program, run, batch_id)
-            measured, clock = _Measured(time.time()), time.monotonic()
+            clock = time.monotonic()
+            measured = _Measured(time.time(), worked=clock)
             journal = self._setup.journal
             journal.batch_begun(self.id, batch_id)
 
@@ -303,7 +305,7 @@ class Query:
             finally:
                 if measured.served:
                     measured.files_s = time.monotonic() - measured.served
-                if measured.run_s:
+                if measured.feeds and measured.served:
                     seconds = measured.feed_s + measured.run_s + measured.serve_s + measured.files_s
                     self._setup.recorder.epoch(
                         Epoch(
@@ -576,6 +578,14 @@ class Query:
         """Bring the rows of a batch to the members; the receipts that come back are the commit."""
         clock = time.monotonic()
         measured.feeds += 1
+        measured.run_s += clock - measured.worked
+        try:
+            return self._bring(df, facts, measured)
+        finally:
+            measured.worked = time.monotonic()
+            measured.feed_s += measured.worked - clock
+
+    def _bring(self, df: DataFrame, facts: Mapping[str, Any], measured: _Measured) -> Event:
         flow, epoch = self.program.flow, facts["epoch"]
         wanted = fed(flow, df, self.program.ordered, self.program.read)
         members = [self._hub.known(one) for one in facts["members"]]
@@ -601,8 +611,6 @@ class Query:
             }
             self._executor.post({"Receipt": {"ticket": facts["ticket"], "receipt": told}})
         measured.rows = sum(receipt.rows for receipt in receipts)
-        measured.fed = time.monotonic()
-        measured.feed_s += measured.fed - clock
         return _ended("Fed", facts)
 
     def _fed(self, rows: DataFrame, task: feeds.FeedTask, again: bool) -> list[feeds.Receipt]:
@@ -635,9 +643,7 @@ class Query:
     ) -> Event:
         """Hand the results of an epoch on."""
         clock, epoch, pieces = time.monotonic(), facts["epoch"], facts["pieces"]
-        if measured.fed:
-            measured.run_s += clock - measured.fed
-            measured.fed = 0.0
+        measured.run_s += clock - measured.worked
         results = self._pieces(pieces, "rows")
         read = () if drains.are_few(results) else {piece.member for piece in results}
         try:
@@ -650,7 +656,7 @@ class Query:
             elif late_rows:
                 log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
         finally:
-            measured.served = time.monotonic()
+            measured.served = measured.worked = time.monotonic()
             measured.serve_s += measured.served - clock
         return _ended("Sunk", facts)
 
