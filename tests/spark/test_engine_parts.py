@@ -189,7 +189,7 @@ class Figures:
 
 def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
     told, figures = Told(), Figures()
-    moves = Moves(told, figures)  # type: ignore[arg-type]
+    moves = Moves(told, figures, lambda: 2)  # type: ignore[arg-type]
 
     def ask() -> Migration:
         handle = Migration()
@@ -212,13 +212,29 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
     assert second.wait(1).bins == 0
     told.cause = Failure(2, {"kind": "user_function", "message": "boom"}, cloudpickle.dumps(UserFunctionError("boom")))
     told.acts["Moved"]({"handle": 3, "outcome": {"Err": {"CutOff": "boom"}}, "text": "the migration was cut off: boom"})
-    with pytest.raises(EngineError, match="query q: the migration was cut off: boom") as caught:
+    with pytest.raises(
+        EngineError, match=r"query q: the migration was cut off: boom; .* says where its bins are"
+    ) as caught:
         third.wait(1)
     assert isinstance(caught.value.__cause__, UserFunctionError)
-    for answer, kind in (({"Refused": "no"}, ConfigError), ({"NotRunning": "is finished"}, EngineError)):
-        told.answer = {"outcome": {"Err": answer}, "text": "the query is finished: its bins cannot move now"}
-        with pytest.raises(kind, match="query q: is finished"):
+    broken = "goes back to its last completed epoch at the next batch"
+    for answer, text, kind, wanted in (
+        ({"Refused": "no"}, "no", ConfigError, "no"),
+        ({"NotRunning": "is finished"}, "the query is finished: none", EngineError, "is finished: none"),
+        ({"NotRunning": broken}, "the query goes back: none", EngineError, "none; ask again when that batch is done"),
+        # One that has died is being replaced.
+        (
+            {"Refused": ""},
+            "there is no worker 1: 0 to 0",
+            ConfigError,
+            "0 to 0; one that .* its next batch on: ask again",
+        ),
+        ({"Refused": ""}, "there is no worker 2: 0 to 0", ConfigError, "there is no worker 2: 0 to 0"),
+    ):
+        told.answer = {"outcome": {"Err": answer}, "text": text}
+        with pytest.raises(kind, match=f"^query q: .*{wanted}") as refused:
             ask()
+        assert ("ask again" in str(refused.value)) == ("ask again" in wanted)
     told.answer = None
     last = ask()
     told.acts["broken"](EngineError("the engine has failed"))

@@ -393,7 +393,7 @@ class Engine:
             hub=hub,
             executor=executor,
             residents=self._residents,
-            moves=Moves(executor, self._recorder),
+            moves=Moves(executor, self._recorder, lambda: self.workers),
             recorder=self._recorder,
             journal=journal,
             secret=secret,

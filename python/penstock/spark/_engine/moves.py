@@ -7,6 +7,7 @@ what it then moves and in which steps is decided by the protocol; what is wrong 
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,13 @@ class _Move:
 
 #: How the protocol refuses the moves of a query because of another one's.
 _OTHER = "nothing moves: "
+#: And those to a worker that the query does not have.
+_NO_WORKER = re.compile(r"there is no worker (\d+): ")
+#: Until when a query whose workers do not run has none.
+_UNTIL = {
+    "has not begun": "when its first batch is done",
+    "goes back to its last completed epoch at the next batch": "when that batch is done",
+}
 
 
 @dataclass(frozen=True)
@@ -56,11 +64,14 @@ class Moves:
         Of the engine; must not have started.
     recorder : Recorder
         Hears of those that have ended, and knows the bytes.
+    workers : callable, optional
+        How many workers the engine is to have, those that are being replaced among them.
     """
 
-    def __init__(self, executor: Executor, recorder: Recorder) -> None:
+    def __init__(self, executor: Executor, recorder: Recorder, workers: Callable[[], int] = lambda: 0) -> None:
         self._executor = executor
         self._recorder = recorder
+        self._workers = workers
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, _Move] = {}
@@ -126,13 +137,27 @@ class Moves:
         elif isinstance(cause, _Asked) and cause.moves.get(facts["handle"]) is move:
             # Nothing has begun: whoever asks is told.
             refused = ConfigError if "Refused" in facts["outcome"]["Err"] else EngineError
-            move.refused = refused(_about(move, facts["text"]))
+            move.refused = refused(self._about(move, facts))
             move.end(None, move.refused)
         else:
-            error = EngineError(_about(move, facts["text"]))
+            error = EngineError(self._about(move, facts))
             failure = cause.failure if isinstance(cause, Call) else cause
             error.__cause__ = failure.exception() if isinstance(failure, Failure) else None
             move.end(None, error)
+
+    def _about(self, move: _Move, facts: Mapping[str, Any]) -> str:
+        """What is said of a migration that did not take place, or not to its end, and what to do."""
+        text, error = str(facts["text"]).removeprefix("the query "), facts["outcome"]["Err"]
+        unknown = _NO_WORKER.search(text)
+        if "NotRunning" in error and error["NotRunning"] in _UNTIL:
+            text += f"; ask again {_UNTIL[error['NotRunning']]}"
+        elif "CutOff" in error:
+            text += "; engine.owners() says where its bins are"
+        elif unknown is not None and int(unknown[1]) < self._workers():
+            text += (
+                "; one that takes the place of another serves it from its next batch on: ask again when that is done"
+            )
+        return f"query {move.report.query}: {text}"
 
     def _report(self, move: _Move, told: Mapping[str, Any], over: float) -> None:
         report = move.report
@@ -151,7 +176,3 @@ class Moves:
             self._open.clear()
         for move in moves:
             move.end(None, error)
-
-
-def _about(move: _Move, text: str) -> str:
-    return f"query {move.report.query}: {text.removeprefix('the query ')}"
