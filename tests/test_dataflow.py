@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,3 +227,28 @@ def test_errors_of_this_layer_pickle_with_their_facts() -> None:
         made.__cause__ = ValueError("why")
         copy = pickle.loads(pickle.dumps(made))
         assert type(copy) is type(made) and copy.worker == 3 and isinstance(copy.__cause__, ValueError)
+
+
+def test_rows_that_go_around_unchanged_hold_nothing_of_the_rounds_before() -> None:
+    rounds, rows = 300, 10_000
+    held: list[int] = []
+
+    def body(batch: pa.RecordBatch) -> pa.RecordBatch:
+        held.append(pa.total_allocated_bytes())
+        return pa.record_batch({"n": batch["n"], "round": pc.add(batch["round"], 1)})
+
+    def program(worker: Worker) -> list[Any]:
+        def turn(blocks: Any) -> Any:
+            made = blocks.map_blocks(body)
+            again = made.map_blocks(lambda batch: batch if batch["round"][0].as_py() < rounds else [])
+            return again, made.map_blocks(lambda batch: batch if batch["round"][0].as_py() == rounds else [])
+
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            seen = stream.iterate(turn).collect()
+        handle.send(pa.record_batch({"n": range(rows), "round": [0] * rows}))
+        return seen
+
+    [[(_, batch)]] = pk.execute(program, workers=1)
+    assert batch["n"].to_pylist() == list(range(rows)) and batch["round"][0].as_py() == rounds
+    assert max(held) - held[0] < 30 * 8 * rows, "each round holds the one before"

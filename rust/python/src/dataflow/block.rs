@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch as Batch;
 use arrow_ipc::writer::StreamWriter;
+use arrow_select::concat::concat_batches;
 use penstock_dataflow::{BoxError, Wire, WireError};
 use penstock_plan::read_batch;
 use pyo3::prelude::*;
@@ -87,6 +88,18 @@ impl Block {
                 call(py, &BATCH, "pyarrow", "record_batch")?.call1((RecordBatch::new(batch.clone()),))
             }
             Block::Packed(packed) => packed.open(py)?.to_python(py),
+        }
+    }
+
+    /// The same rows in memory of their own; objects are shared. Cost: one copy.
+    pub(crate) fn owned(self) -> Self {
+        match self {
+            Block::Rows(batch) => {
+                // Of a single batch it would make no copy. What it cannot copy stays as it is.
+                let made = concat_batches(batch.schema_ref(), [&batch, &batch.slice(0, 0)]);
+                Block::Rows(made.unwrap_or(batch))
+            }
+            other => other,
         }
     }
 

@@ -350,7 +350,7 @@ impl DataflowStream {
         let Some(handle) = open.borrow_mut().take() else {
             return Err(errors::raise(Kind::Graph, "this loop is connected already"));
         };
-        both!(&state.stream, handle, stream, handle => { stream.connect_loop(handle); Ok(()) }, else Err(strangers("connect_loop")))
+        both!(&state.stream, handle, stream, handle => { owned(stream).connect_loop(handle); Ok(()) }, else Err(strangers("connect_loop")))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -371,6 +371,19 @@ impl DataflowLoop {
     fn __reduce__(&self) -> PyResult<()> {
         Err(errors::no_pickle("DataflowLoop", "build the dataflow where it runs"))
     }
+}
+
+/// Rows in memory of their own. What goes around a loop may be what came, held by whoever made it, who holds what it was made of: a chain with
+/// a link for each round.
+fn owned<T: Time>(stream: &Stream<T, Block>) -> Stream<T, Block> {
+    stream.unary(Pipeline, "own", |_| {
+        move |input, output, _| {
+            while let Some((capability, block)) = input.next() {
+                output.session(&capability).give(block.owned());
+            }
+            Ok(())
+        }
+    })
 }
 
 /// `GraphError`: streams of scopes that do not belong together.
