@@ -166,6 +166,18 @@ pub(crate) fn codes(array: &dyn Array) -> Option<Codes> {
     Some(Codes { values, nulls: array.nulls().filter(|nulls| nulls.null_count() > 0).cloned() })
 }
 
+/// The values of some columns of 64 bits with a sign and without nulls; `None` where one is another.
+pub(crate) fn longs(columns: &[ArrayRef]) -> Option<Vec<ScalarBuffer<i64>>> {
+    use DataType::{Date64, Duration, Int64, Time64, Timestamp};
+    let values = |column: &ArrayRef| match column.data_type() {
+        Int64 | Date64 | Time64(_) | Timestamp(..) | Duration(_) if column.null_count() == 0 => {
+            Some(raw::<i64>(column))
+        }
+        _ => None,
+    };
+    columns.iter().map(values).collect()
+}
+
 fn narrow<T>(values: Vec<i64>, nulls: Option<NullBuffer>) -> ArrayRef
 where
     T: ArrowPrimitiveType,

@@ -42,8 +42,9 @@ pub(crate) trait Lent: Sized {
 /// See the module.
 pub(crate) struct Common<T> {
     bits: u8,
-    /// The bins that lend.
+    /// The bins that lend, and how many these are.
     lent: Vec<bool>,
+    lenders: usize,
     held: Held<T>,
 }
 
@@ -126,7 +127,7 @@ impl<T: Lent> Borrowed<T> {
                 own.lend(&mut common, &shared, bin);
             }
         }
-        if !common.lent.contains(&true) {
+        if common.lenders == 0 {
             self.common = None;
         }
     }
@@ -162,6 +163,7 @@ impl<T: Lent> Lease<T> {
         let common = &mut *lock(&self.common);
         let share = common.divided().remove(&self.bin).expect("a bin that lends has a share");
         common.lent[self.bin as usize] = false;
+        common.lenders -= 1;
         share
     }
 }
@@ -170,13 +172,18 @@ impl<T: Lent> Common<T> {
     /// Of bins of `2^bits`, of which none lends yet.
     pub(crate) fn shared(bits: u8, new: T) -> Shared<T> {
         let held = Held::Whole(Box::new(new), None);
-        Arc::new(Mutex::new(Self { bits, lent: vec![false; 1 << bits], held }))
+        Arc::new(Mutex::new(Self { bits, lent: vec![false; 1 << bits], lenders: 0, held }))
     }
 
     /// Whether a bin lends; parts of bins do not.
     #[inline]
     pub(crate) fn has(&self, bin: u32) -> bool {
         self.lent.get(bin as usize).is_some_and(|lent| *lent)
+    }
+
+    /// Whether all bins there are lend, so that whoever has this has them.
+    pub(crate) fn is_of_all(&self) -> bool {
+        self.lenders == self.lent.len()
     }
 
     fn lenders(&self) -> impl Iterator<Item = u32> {
@@ -201,7 +208,7 @@ impl<T: Lent> Common<T> {
 
     /// A bin lends from now on; its rows are among [all](Self::whole).
     pub(crate) fn admit(&mut self, bin: u32) {
-        self.lent[bin as usize] = true;
+        self.lenders += usize::from(!std::mem::replace(&mut self.lent[bin as usize], true));
     }
 
     /// The rows by bin, a share for each that lends.

@@ -8,6 +8,7 @@
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
+use arrow_buffer::ScalarBuffer;
 use arrow_row::{RowConverter, SortField};
 use arrow_schema::{ArrowError, DataType};
 
@@ -31,6 +32,13 @@ fn fold(a: u64, b: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
+/// Takes 16 bytes in.
+#[inline]
+fn mix(state: u64, first: u64, second: u64) -> u64 {
+    // The rotated state is kept beside the product, so a zero factor cannot wipe what came before.
+    fold(first ^ EVEN, second ^ state) ^ state.rotate_left(29)
+}
+
 /// Hash of an integer's 64-bit code. A bijection: distinct keys never collide.
 #[inline]
 pub fn hash_int(code: i64) -> u64 {
@@ -51,10 +59,7 @@ pub(crate) fn unhash_int(hash: u64) -> i64 {
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
     let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("eight bytes"));
     let mut state = SEED ^ (bytes.len() as u64).wrapping_mul(ODD);
-    // The rotated state is kept beside the product, so a zero factor cannot wipe what came before.
-    let mut step = |block: &[u8]| {
-        state = fold(word(&block[..8]) ^ EVEN, word(&block[8..16]) ^ state) ^ state.rotate_left(29);
-    };
+    let mut step = |block: &[u8]| state = mix(state, word(&block[..8]), word(&block[8..16]));
     let blocks = bytes.chunks_exact(16);
     let tail = blocks.remainder();
     blocks.for_each(&mut step);
@@ -106,23 +111,46 @@ pub fn hash_columns(columns: &[ArrayRef]) -> Result<Vec<u64>, ArrowError> {
 
 /// The hashes of rows of some columns of 64 bits with a sign and without nulls: without rows of bytes being made of them.
 fn hash_longs(columns: &[ArrayRef]) -> Option<Vec<u64>> {
-    use DataType::{Date64, Duration, Int64, Time64, Timestamp};
-    let values = |column: &ArrayRef| match column.data_type() {
-        Int64 | Date64 | Time64(_) | Timestamp(..) | Duration(_) if column.null_count() == 0 => {
-            column::codes(column).map(|codes| codes.values)
+    let values = column::longs(columns)?;
+    Some(match &values[..] {
+        [a, b] => rows_of_longs([a, b]),
+        [a, b, c] => rows_of_longs([a, b, c]),
+        values => {
+            let mut bytes = vec![1; values.len() * LONG];
+            let hash = |row: usize| {
+                for (place, values) in bytes.chunks_exact_mut(LONG).zip(values) {
+                    place[1..].copy_from_slice(&(values[row] ^ i64::MIN).to_be_bytes());
+                }
+                hash_bytes(&bytes)
+            };
+            (0..values[0].len()).map(hash).collect()
         }
-        _ => None,
-    };
-    let values = columns.iter().map(values).collect::<Option<Vec<_>>>()?;
-    // Of each 1, that it is no null, and the bytes of the number, the sign turned over.
-    let mut bytes = vec![1; values.len() * (1 + size_of::<i64>())];
+    })
+}
+
+/// Bytes of a number in a row: 1, that it is no null, and the number, the sign turned over.
+const LONG: usize = 1 + size_of::<i64>();
+
+/// The hashes of the bytes of rows of two or three numbers. The bytes are put together as words, as which they are hashed.
+fn rows_of_longs<const N: usize>(columns: [&ScalarBuffer<i64>; N]) -> Vec<u64> {
+    const { assert!(N * LONG > 16 && N * LONG <= 32, "two blocks") };
+    let columns = columns.map(|column| &column[..columns[0].len()]);
     let hash = |row: usize| {
-        for (place, values) in bytes.chunks_exact_mut(1 + size_of::<i64>()).zip(&values) {
-            place[1..].copy_from_slice(&(values[row] ^ i64::MIN).to_be_bytes());
+        let mut words = [0_u64; 4];
+        for (at, column) in columns.iter().enumerate() {
+            let number = u128::from(((column[row] ^ i64::MIN) as u64).swap_bytes());
+            let (word, shift) = (at * LONG / 8, at * LONG % 8 * 8);
+            let placed = (number << 8 | 1) << shift;
+            words[word] |= placed as u64;
+            words[word + 1] |= (placed >> 64) as u64;
         }
-        hash_bytes(&bytes)
+        let mut state = SEED ^ ((N * LONG) as u64).wrapping_mul(ODD);
+        for block in words.chunks_exact(2) {
+            state = mix(state, block[0], block[1]);
+        }
+        finish(state)
     };
-    Some((0..values[0].len()).map(hash).collect())
+    (0..columns[0].len()).map(hash).collect()
 }
 
 fn hash_single(array: &ArrayRef) -> Option<Vec<u64>> {
@@ -182,6 +210,12 @@ mod tests {
             let expected: Vec<u64> = bytes.iter().map(|row| hash_bytes(row.as_ref())).collect();
             prop_assert_eq!(hash_columns(&columns).unwrap(), expected);
             prop_assert!(hash_longs(&columns).is_some());
+            for columns in [&columns[..2], &[&columns[..], &columns[..2]].concat()] {
+                let fields = columns.iter().map(|column| SortField::new(column.data_type().clone())).collect();
+                let bytes = RowConverter::new(fields).unwrap().convert_columns(columns).unwrap();
+                let expected: Vec<u64> = bytes.iter().map(|row| hash_bytes(row.as_ref())).collect();
+                prop_assert_eq!(hash_longs(columns), Some(expected));
+            }
         }
     }
 }

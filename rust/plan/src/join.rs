@@ -27,6 +27,8 @@
 //! One row's pairs are never divided: they are as many as rows of its key that are kept.
 
 mod arena;
+mod bytes;
+mod ends;
 mod sides;
 mod waiting;
 
@@ -37,13 +39,14 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, StringArray, StructArray, UInt32Array, new_null_array};
 use arrow_buffer::NullBuffer;
-use arrow_row::{RowConverter, Rows, SortField};
+use arrow_row::{RowConverter, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use arrow_select::take::take;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use self::bytes::{Bytes, Longs};
 use self::sides::Own;
 pub(crate) use self::sides::{Rules, Sides};
 use crate::bytes::ByteColumn;
@@ -471,10 +474,14 @@ impl Round {
 }
 
 impl Half {
+    /// The columns of rows that are kept.
+    fn kept(&self, batch: &RecordBatch) -> Vec<ArrayRef> {
+        self.side.kept.iter().map(|at| batch.column(*at).clone()).collect()
+    }
+
     /// What is kept of rows.
-    fn bytes(&self, batch: &RecordBatch) -> Result<Rows, OpError> {
-        let kept: Vec<ArrayRef> = self.side.kept.iter().map(|at| batch.column(*at).clone()).collect();
-        Ok(self.rows.convert_columns(&kept)?)
+    fn bytes(&self, batch: &RecordBatch) -> Result<Bytes, OpError> {
+        Ok(Bytes::new(&self.rows, &self.kept(batch))?)
     }
 }
 
@@ -546,6 +553,9 @@ impl JoinOp {
 
     /// Fails where a bin is not held, before anything has changed.
     fn check(&mut self, bins: &mut Lenders<'_>, hashes: &[u64]) -> Result<(), OpError> {
+        if bins.all {
+            return Ok(());
+        }
         let few = bins.cut.0 <= CHECKED_BITS && !bins.cut.1;
         self.checked.clear();
         self.checked.extend_from_slice(if few { bins.lent } else { &[] });
@@ -717,7 +727,7 @@ impl JoinOp {
         out: &mut Sink<'_>,
     ) -> Result<usize, OpError> {
         let &Block { side, batch, hashes, .. } = block;
-        let rows = self.halves[side].bytes(batch)?;
+        let mut rows = self.halves[side].bytes(batch)?;
         let mut done = 0;
         while done < hashes.len() && !round.is_over() {
             if done % TOGETHER == 0 {
@@ -736,7 +746,7 @@ impl JoinOp {
                     continue;
                 }
             };
-            let bytes = rows.row(row).data();
+            let bytes = rows.row(row);
             let mut failed = Ok(());
             let (bin, sides) = bins.of(hash)?;
             let meets = |place: Option<u64>, other: &[u8]| {
@@ -809,11 +819,16 @@ impl JoinOp {
             }
         }
         if !unmet.is_empty() {
-            let rows = self.halves[side].bytes(&take_rows(batch, &unmet)?)?;
-            for ((row, time), bytes) in unmet.into_iter().zip(times).zip(rows.iter()) {
+            let half = &self.halves[side];
+            let (mut bytes, whole) = match Longs::new(&half.kept(batch)) {
+                Some(longs) => (Bytes::Longs(longs), true),
+                None => (half.bytes(&take_rows(batch, &unmet)?)?, false),
+            };
+            for ((at, row), time) in unmet.into_iter().enumerate().zip(times) {
                 let (row, hash) = (row as usize, hashes[row as usize]);
                 let (_, sides) = bins.of(hash)?;
-                sides.wait((hash, block.keys.bytes(row)), time, bytes.data());
+                let bytes = bytes.row(if whole { row } else { at });
+                sides.wait((hash, block.keys.bytes(row)), time, bytes);
             }
         }
         Ok(done)
@@ -866,9 +881,11 @@ impl KeyedOp for JoinOp {
         self.common.ask(bins, || Sides::new(shape, rules));
         let shared = self.borrowed(bins)?;
         let mut common = shared.as_ref().map(common::lock);
+        let of_all = common.as_ref().is_some_and(|common| common.is_of_all());
         let (whole, lent) = common.as_mut().and_then(|common| common.parts()).unzip();
         let cut = (bins.bits(), bins.is_split());
-        let mut bins = Lenders { bins, cut, whole, lent: lent.unwrap_or_default(), all: false };
+        let all = of_all && whole.is_some() && !cut.1;
+        let mut bins = Lenders { bins, cut, whole, lent: lent.unwrap_or_default(), all };
         self.check(&mut bins, hashes)?;
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;

@@ -16,8 +16,7 @@
 //! each key with rows that can be over has an entry in `due` at or before the first of them; the bytes of a row that the log brings back are
 //! not dropped; rows that wait have come since the mark, and their numbers are below `next`, as are those of all right rows.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut, Range};
 
 use hashbrown::HashTable;
@@ -25,6 +24,7 @@ use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
 
 use super::arena::Arena;
+use super::ends::Ends;
 use super::waiting::{Waiting, Waits};
 use crate::common::{Common, Lease, Lent, Shared};
 use crate::error::StateFault;
@@ -262,7 +262,7 @@ pub(crate) struct Sides {
     /// The number of the next one.
     next: u32,
     /// Keys, by their hashes, of which rows may be over when the watermark is behind this.
-    due: BinaryHeap<Reverse<(i64, u64)>>,
+    due: Ends,
     /// Whether changes are told apart and can be undone.
     marked: bool,
     /// Changes with each mark and undo, by [`MARK`]: rows carry it.
@@ -315,7 +315,7 @@ impl Sides {
             rows: 0,
             waiting: Box::default(),
             next: 0,
-            due: BinaryHeap::new(),
+            due: Ends::default(),
             marked: false,
             mark: MARK,
             log: Vec::new(),
@@ -412,7 +412,7 @@ impl Sides {
         let key = &mut self.keys[at];
         if end < key.due {
             key.due = end;
-            self.due.push(Reverse((end, key.hash)));
+            self.due.push(end, key.hash);
         }
     }
 
@@ -703,7 +703,7 @@ impl Sides {
     /// Behind which watermark [`fire`](Self::fire) has something to do; none while nothing can be over.
     pub(crate) fn next_due(&self) -> Option<i64> {
         let waits = self.waiting.times().map(|(least, _)| self.rules.end(1, least));
-        self.due.peek().map(|Reverse((end, _))| *end).into_iter().chain(waits).min()
+        self.due.first().into_iter().chain(waits).min()
     }
 
     /// Drops the rows that can meet none any more; those that come out by that are given to `alone`. Gives up after a key with which `alone` has
@@ -717,11 +717,7 @@ impl Sides {
             return Ok(false);
         }
         let mut same = Vec::<u32>::new();
-        while let Some(&Reverse((end, hash))) = self.due.peek() {
-            if end >= watermark {
-                break;
-            }
-            self.due.pop();
+        while let Some(hash) = self.due.pop_before(watermark) {
             let mut enough = false;
             // Keys of one hash: nearly always one.
             let is_due = |&&(of, at): &&(u64, u32)| of == hash && self.keys[at as usize].due < watermark;

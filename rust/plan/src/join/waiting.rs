@@ -1,10 +1,11 @@
 //! Right rows that have met none, where they go with the watermark and one meets at most one left row: one behind the other, as they came.
 //!
 //! Most of them never meet any. So to keep one costs little more than a copy of its bytes, and those that are over together go at once. Rows whose
-//! hashes end alike are a chain, so who looks for one passes few others. What is taken leaves a gap until the others move up.
+//! hashes end alike are a chain, so who looks for one passes few others; chains are made by the first that looks, often nobody before they go.
+//! What is taken leaves a gap until the others move up.
 //!
-//! Invariants: ends ascend, and the last is the length of `bytes`; each row is in the chain of its hash, behind those that came later; the times of rows are
-//! between `times`.
+//! Invariants: ends ascend, and the last is the length of `bytes`; each row before `chained` is in the chain of its hash, behind those that came later, and
+//! no other is in any; the times of rows are between `times`.
 
 use std::convert::Infallible;
 
@@ -45,8 +46,10 @@ pub(super) struct Waiting {
     entries: Vec<Entry>,
     bytes: Vec<u8>,
     times: Option<(i64, i64)>,
-    /// By the last bits of a hash one more than the place of the first of its chain, 0 where it has none. As many as rows, or more.
+    /// By the last bits of a hash one more than the place of the first of its chain, 0 where it has none. As many as rows that are in one, or more.
     chains: Vec<u32>,
+    /// Rows that are in chains: those that came before the others.
+    chained: usize,
     gone: usize,
 }
 
@@ -60,13 +63,6 @@ impl Waiting {
         self.hashes.push(hash);
         self.entries.push(Entry { time, end: self.bytes.len(), name, number, next: 0, gone: false });
         self.note(time);
-        if self.entries.len() > self.chains.len() {
-            let chains = (2 * self.entries.len()).next_power_of_two().max(LEAST_CHAINS);
-            self.chains.resize(chains, 0);
-            self.chain_all();
-        } else {
-            self.chain(self.entries.len() - 1);
-        }
     }
 
     #[inline]
@@ -87,9 +83,25 @@ impl Waiting {
         self.entries[at].next = std::mem::replace(&mut self.chains[chain], place);
     }
 
+    /// Puts all rows into chains.
+    #[inline]
     fn chain_all(&mut self) {
-        self.chains.fill(0);
-        (0..self.entries.len()).for_each(|at| self.chain(at));
+        if self.chained == self.entries.len() {
+            return;
+        }
+        if self.entries.len() > self.chains.len() {
+            self.unchain();
+            self.chains.resize((2 * self.entries.len()).next_power_of_two().max(LEAST_CHAINS), 0);
+        }
+        (self.chained..self.entries.len()).for_each(|at| self.chain(at));
+        self.chained = self.entries.len();
+    }
+
+    fn unchain(&mut self) {
+        if self.chained > 0 {
+            self.chains.fill(0);
+            self.chained = 0;
+        }
     }
 
     /// No row's time is less than the one or more than the other; none where there are no rows.
@@ -112,15 +124,17 @@ impl Waiting {
 
     /// The places of the rows of a hash, the last first.
     #[inline]
-    fn of(&self, hash: u64) -> impl Iterator<Item = usize> {
-        let first = if self.chains.is_empty() { 0 } else { self.chains[self.chain_of(hash)] };
-        let places = std::iter::successors(first.checked_sub(1), |at| self.entries[*at as usize].next.checked_sub(1));
-        places.map(|at| at as usize).filter(move |at| self.hashes[*at] == hash && !self.entries[*at].gone)
+    fn of(&mut self, hash: u64) -> impl Iterator<Item = usize> {
+        self.chain_all();
+        let this = &*self;
+        let first = if this.chains.is_empty() { 0 } else { this.chains[this.chain_of(hash)] };
+        let places = std::iter::successors(first.checked_sub(1), |at| this.entries[*at as usize].next.checked_sub(1));
+        places.map(|at| at as usize).filter(move |at| this.hashes[*at] == hash && !this.entries[*at].gone)
     }
 
     /// Whether a row of this hash waits.
     #[inline]
-    pub(super) fn has(&self, hash: u64) -> bool {
+    pub(super) fn has(&mut self, hash: u64) -> bool {
         self.of(hash).next().is_some()
     }
 
@@ -171,7 +185,7 @@ impl Waiting {
             self.entries.truncate(kept);
             self.bytes.truncate(bytes);
             self.gone = 0;
-            self.chain_all();
+            self.unchain();
         }
         done
     }
@@ -184,7 +198,7 @@ impl Waiting {
         self.hashes.clear();
         self.entries.clear();
         self.bytes.clear();
-        self.chains.fill(0);
+        self.unchain();
         (self.times, self.gone) = (None, 0);
     }
 
