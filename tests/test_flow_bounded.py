@@ -372,7 +372,7 @@ def test_a_loop_that_never_ends_says_what_it_holds_and_can_be_left() -> None:
 
 
 def test_a_column_that_goes_around_unchanged_is_held_once() -> None:
-    """Each round's column holds what it was made of: to let go of tens of thousands of them one within the other took more than the stack."""
+    """Each round's column holds what it was made of: to let go of tens of thousands, link within link, overflowed."""
 
     def body(batch: pa.RecordBatch) -> pa.RecordBatch:
         rounds = [count + 1 for count in batch["rounds"].to_pylist()]
