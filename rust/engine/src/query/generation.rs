@@ -28,6 +28,8 @@ impl Query {
         self.forget_questions();
         self.cut_off(view);
         self.merged = None;
+        // A merge of an ended generation is not used, and who was asked for it may be gone.
+        self.asked.retain(|_, asked| !matches!(asked, Asked::Merge { .. }));
         if self.status == Status::Running {
             self.status = Status::Broken;
         }

@@ -7,8 +7,10 @@
 //! that has moved the same: so an answer says when each step took place.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
-//! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
-//! a file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the oldest manifest.
+//! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay,
+//! whichever engine wrote them. A file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the
+//! oldest manifest while nothing is merged: a merged file belongs to the last epoch that it is made of, and is there before the engine hears of it.
+//! Merged files are used by the next manifest; when one that names them has been committed, the next are merged.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -541,7 +543,7 @@ impl Query {
     /// Lets manifests go that nobody can ask for any more, and begins to merge files where they are many.
     pub(super) fn retain(&mut self, view: &mut View<'_>) {
         let Some(committed) = self.committed.filter(|_| self.program.durable && self.claim.is_some()) else { return };
-        let oldest = committed.saturating_sub(u64::from(view.setup.keep.max(1)));
+        let oldest = oldest(committed, view);
         self.kept.retain(|batch, _| *batch >= oldest);
         if !self.asked.values().any(|asked| matches!(asked, Asked::Collect)) {
             let ticket = self.ask(Asked::Collect, view);
@@ -549,13 +551,19 @@ impl Query {
         }
         let Some(base) = self.base.epoch.and_then(|last| self.kept.get(&last)) else { return };
         let running = self.status == Status::Running && self.is_grouped(view.roster);
-        let merging = self.merged.is_some() || self.asked.values().any(|asked| matches!(asked, Asked::Merge { .. }));
-        if running && !merging && base.files.len() > view.setup.merge_files {
+        // Taken in by the manifest, or made of what it no longer names.
+        let named = |name: &String| base.files.iter().any(|file| file.name == *name);
+        self.merged.take_if(|(names, _)| !names.iter().all(named));
+        if running && self.merged.is_none() && !self.is_merging() && base.files.len() > view.setup.merge_files {
             let files = base.files.clone();
             let names = files.iter().map(|file| file.name.clone()).collect();
             let (stamp, member) = (self.stamp, self.members[base.batch as usize % self.members.len()]);
             self.call_member(member, Asked::Merge { names }, Request::Merge { stamp, files }, view);
         }
+    }
+
+    fn is_merging(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked, Asked::Merge { .. }))
     }
 
     /// A merged file of a generation that has ended is not used.
@@ -571,7 +579,7 @@ impl Query {
 
     /// Deletes what the listing shows and nothing needs.
     pub(super) fn collect(&mut self, contents: &Contents, view: &mut View<'_>) {
-        let Some(oldest) = self.kept.keys().next().copied() else { return };
+        let Some(oldest) = self.committed.map(|committed| oldest(committed, view)) else { return };
         let ours = self.claim.as_ref().map(|claim| claim.number);
         if ours != Some(contents.newest_claim()) || contents.manifests.iter().any(|(_, read)| read.is_err()) {
             return; // not ours any more, or nobody knows what is needed
@@ -591,7 +599,8 @@ impl Query {
         if let Some(frozen) = &self.frozen {
             needed.extend(frozen.files.values().flatten().map(|file| file.name.as_str()));
         }
-        let of_old = |file: &&DataFile| file.generation < self.stamp.generation || file.epoch < oldest;
+        let written = !self.is_merging();
+        let of_old = |file: &&DataFile| file.generation < self.stamp.generation || (written && file.epoch < oldest);
         let unnamed = contents.files.iter().filter(of_old).filter(|file| !needed.contains(file.name.as_str()));
         names.extend(unnamed.map(|file| file.name.clone()));
         let older = contents.claims.iter().map(|(number, _)| *number).filter(|number| Some(*number) < ours);
@@ -621,6 +630,11 @@ impl Recut {
             Recut::Merge { .. } => layout.merge(*range),
         })
     }
+}
+
+/// The oldest batch whose manifest is kept.
+fn oldest(committed: u64, view: &View<'_>) -> u64 {
+    committed.saturating_sub(u64::from(view.setup.keep.max(1)))
 }
 
 fn refused(reason: impl Into<String>) -> EngineError {

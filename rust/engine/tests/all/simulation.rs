@@ -128,6 +128,19 @@ fn merged_files_stand_for_those_they_were_made_of() {
 }
 
 #[test]
+fn files_stay_few() {
+    for world in sequence("files stay few", &["merged", "crash"]) {
+        let (seed, times) = (world.scenario.seed, world.times("merged"));
+        assert!(times > 1, "seed {seed}: merged {times} times");
+    }
+}
+
+#[test]
+fn a_new_engine_keeps_the_manifests_of_the_one_before() {
+    sequence("manifests are kept", &["restarted", "loaded"]);
+}
+
+#[test]
 fn migrations_end_with_their_generation() {
     sequence("migrations are cut off", &["cut off"]);
 }
@@ -158,9 +171,26 @@ fn schedules(part: u64) {
         println!("seed {seed}: {violation}");
     }
     if let Some((seed, violation)) = failed.first() {
-        let replay = "PENSTOCK_TRACE=1 cargo test -p penstock-engine --test all simulation::schedules -- --nocapture";
-        panic!("{} seeds fail, the first is {seed}: {violation}\nreplay: PENSTOCK_SEED={seed} {replay}", failed.len());
+        let (name, count) = (["even_schedules", "odd_schedules"][part as usize], failed.len());
+        panic!("{count} seeds fail, the first is {seed}: {violation}\nreplay: {}", replay(name, *seed));
     }
+}
+
+/// What runs one seed again, and shows what happens.
+fn replay(name: &str, seed: u64) -> String {
+    let module = module_path!().split_once("::").map_or("", |(_, path)| path);
+    format!(
+        "PENSTOCK_SEED={seed} PENSTOCK_TRACE=1 cargo test -p penstock-engine --test all {module}::{name} -- --exact --nocapture"
+    )
+}
+
+#[test]
+fn the_command_that_replays_a_seed_runs_its_test() {
+    let command = replay("odd_schedules", 7);
+    let name = command.split_once("--test all ").and_then(|(_, rest)| rest.split_once(' ')).unwrap().0;
+    let own = std::env::current_exe().unwrap();
+    let listed = std::process::Command::new(own).args([name, "--exact", "--list"]).output().unwrap();
+    assert_eq!(String::from_utf8(listed.stdout).unwrap().lines().next(), Some("simulation::odd_schedules: test"));
 }
 
 #[test]

@@ -25,6 +25,9 @@ pub(crate) fn random(seed: u64) -> Option<String> {
         retry_sink: !dice.once_in(6),
         takeover: dice.once_in(4),
         merge_files: dice.between(2, 12) as usize,
+        merge_ms: dice.between(1, 900),
+        few: None,
+        keep: dice.between(1, 3) as u32,
         slow: dice.between(3, 40),
         faults: Plan { scripted: Vec::new(), random: dice.below(9) as u32, rate: dice.between(10, 160) },
     })
@@ -45,6 +48,9 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
         retry_sink: true,
         takeover: false,
         merge_files: 64,
+        merge_ms: 300,
+        few: None,
+        keep: 1,
         slow: 20,
         faults: Plan::default(),
     };
@@ -158,6 +164,20 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             scenario.merge_files = 2;
             scenario.batches = 6;
             vec![at("fed", 4, Fault::MigrateAll), at("committed", 5, Fault::CrashDriver)]
+        }
+        "files stay few" => {
+            (scenario.batches, scenario.merge_files) = (60, 3);
+            scenario.merge_ms = if seed.is_multiple_of(2) { 50 } else { 1_500 };
+            scenario.slow = 1_000;
+            // Each batch adds a file of each member until the merged one is used.
+            let batches = 4 + scenario.merge_ms / 60;
+            scenario.few = Some(scenario.merge_files as u64 + batches * u64::from(scenario.workers));
+            // The one that merges, or one that does not.
+            if seed % 4 > 1 { vec![at("merging files", 1, crash)] } else { Vec::new() }
+        }
+        "manifests are kept" => {
+            (scenario.batches, scenario.keep) = (7, 3);
+            vec![at("committed", 4, Fault::CrashDriver)]
         }
         "the store is slow" => {
             scenario.slow = 2;

@@ -67,6 +67,20 @@ impl World {
             Ok(None) => return self.violate(format!("batch {epoch} is committed and has no manifest")),
             Err((name, error)) => return self.violate(format!("{name} {error}")),
         };
+        let (named, there) = (manifest.files.len() as u64, contents.files.len() as u64);
+        if let Some(few) = self.scenario.few.filter(|few| named > *few || there > 2 * few) {
+            return self.violate(format!("batch {epoch} has {named} files of {there}, at most {few} were to be there"));
+        }
+        for kept in epoch.saturating_sub(self.scenario.keep.into())..epoch {
+            let state = match contents.serving(kept) {
+                Ok(Some(manifest)) => self.storage.state(&manifest.files).map(drop).map_err(|error| error.to_string()),
+                Ok(None) => Err("is not there".to_owned()),
+                Err((name, error)) => Err(format!("{name} {error}")),
+            };
+            if let Err(error) = state {
+                return self.violate(format!("batch {epoch} is committed, and what is kept of batch {kept}: {error}"));
+            }
+        }
         let salt = manifest.generation;
         if self.salts.values().any(|earlier| *earlier > salt) {
             self.violate(format!("attempt {salt} of batch {epoch} comes after {:?}", self.salts));

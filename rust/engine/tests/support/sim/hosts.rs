@@ -180,7 +180,7 @@ impl World {
             }
             MemberEffect::WriteFiles { ticket, stamp, epoch } => self.write_files(member, ticket, stamp, epoch),
             MemberEffect::MergeFiles { ticket, stamp, files } => {
-                let delay = self.store_delay(300);
+                let delay = self.store_delay(20);
                 self.after(delay, move |world| world.merge_files(member, ticket, stamp, &files));
             }
             MemberEffect::CloseOutputs { epoch } => {
@@ -433,21 +433,41 @@ impl World {
         });
     }
 
+    /// A file is written in part, and then has its name: a part that somebody deletes meanwhile is gone.
     fn merge_files(&mut self, member: MemberId, ticket: u64, stamp: Stamp, files: &[DataFile]) {
         if !self.processes.contains_key(&member) {
             return;
         }
-        let outcome = match self.store_works() {
+        let generation = stamp.generation;
+        let epoch = files.iter().map(|file| file.epoch).max().unwrap_or(0);
+        let merged = match self.store_works() {
             Err(_) => Err(Failure::new(Kind::Store, "the store is down")),
             Ok(()) => self.storage.merged(files).map_err(Failure::from),
         };
-        let generation = stamp.generation;
-        let epoch = files.iter().map(|file| file.epoch).max().unwrap_or(0);
-        let outcome = outcome.map(|bytes| {
-            let name = format!("data-{generation:020}-{epoch}-merged{ticket}");
-            vec![self.storage.put(name, bytes, epoch, generation)]
+        self.reached("merging files");
+        let bytes = match merged {
+            Ok(bytes) => bytes,
+            Err(failure) => return self.tell_member(member, MemberEvent::Stored { ticket, outcome: Err(failure) }),
+        };
+        let name = format!("data-{generation:020}-{epoch}-merged{ticket}");
+        let part = format!(".{name}.{ticket:x}");
+        self.storage.files.insert(part.clone(), bytes[..bytes.len() / 2].to_vec());
+        let delay = self.dice.between(1, self.scenario.merge_ms);
+        self.after(delay, move |world| {
+            if !world.processes.contains_key(&member) {
+                return;
+            }
+            let outcome = match world.storage.files.remove(&part) {
+                Some(_) => Ok(vec![world.storage.put(name, bytes, epoch, generation)]),
+                None => Err(Failure::new(Kind::Store, format!("{part} is not there"))),
+            };
+            world.reached(if outcome.is_ok() { "merged" } else { "not merged" });
+            // Of a generation that has ended it is not wanted.
+            if outcome.is_err() && world.scenario.few.is_some() && world.times("crash") == 0 {
+                world.violate(format!("{part} was deleted while it was written"));
+            }
+            // Others look into the folder before the engine hears of it.
+            world.later(member, 60, MemberEvent::Stored { ticket, outcome });
         });
-        self.reached("merged");
-        self.tell_member(member, MemberEvent::Stored { ticket, outcome });
     }
 }

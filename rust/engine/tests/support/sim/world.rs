@@ -45,6 +45,12 @@ pub struct Scenario {
     pub retry_sink: bool,
     pub takeover: bool,
     pub merge_files: usize,
+    /// How long a merge of files takes at most.
+    pub merge_ms: u64,
+    /// A manifest names at most so many files, and twice as many are there.
+    pub few: Option<u64>,
+    /// Manifests that are kept.
+    pub keep: u32,
     /// One operation of storage in so many is slow.
     pub slow: u64,
     pub faults: Plan,
@@ -208,6 +214,7 @@ impl World {
             loss_ms: 200,
             start_ms: 3_000,
             merge_files: self.scenario.merge_files,
+            keep: self.scenario.keep,
             shares: Strategy::Fluid,
             max_pause_ms: None,
             ..Setup::default()
