@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
-use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
-use arrow_schema::{DataType, SchemaRef};
-use arrow_select::concat::{concat, concat_batches};
+use arrow_array::{BooleanArray, RecordBatch, RecordBatchOptions};
+use arrow_schema::SchemaRef;
+use arrow_select::concat::concat_batches;
 use arrow_select::filter::filter_record_batch;
 use penstock_bins::Block;
 use penstock_bounded::{BatchTime, Broken, Expand, Faucet, Fault, Monitor, OnFailure};
@@ -39,6 +39,7 @@ use crate::chain::{Bound, FlatMapCall, Loop, Stateless};
 use crate::error::{OpError, StepName};
 use crate::foreign::MapCall;
 use crate::op::conform;
+use crate::own::owned;
 
 /// Bytes after which rows that were drawn are handed on.
 const DRAWN_BYTES: usize = 1 << 20;
@@ -290,24 +291,8 @@ pub(crate) fn stage(
     let marks = only(&blocks, "marks", |block| !is_rows(block));
     let rows = only(&blocks, "rows", is_rows);
     let made = chain(rows, steps, context, Bound::default());
-    each_rows(&made, "own", |batch| Ok(FlowBlock::rows(owned(&batch)?))).concat(&marks)
-}
-
-/// The rows of a block in memory of their own. What comes from another language keeps everything alive that it came with, however
-/// little of it is left: rows that wait behind what was expanded (for the end of their slice, or for the host) would hold all of
-/// it. Cost: one copy.
-fn owned(batch: &RecordBatch) -> Result<RecordBatch, OpError> {
-    let columns = batch.columns().iter().map(|column| -> ArrayRef {
-        match column.data_type() {
-            DataType::Utf8View => Arc::new(column.as_string_view().gc()),
-            DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
-            // Of a single array it would make no copy. What it cannot copy stays as it is.
-            _ => concat(&[column, &column.slice(0, 0)]).unwrap_or_else(|_| column.clone()),
-        }
-    });
-    let columns = columns.collect();
-    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-    Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
+    // Rows that wait behind what was expanded, for the end of their slice or for the host, would hold all of what they came with.
+    each_rows(&made, "own", |batch| Ok(FlowBlock::rows(owned(&batch)))).concat(&marks)
 }
 
 fn chain<T: Scoped>(
@@ -378,7 +363,7 @@ fn parted<T: Timestamp>(rows: &Stream<T, FlowBlock>, part: &Loop, again: bool) -
         let columns: Vec<usize> = (0..at).collect();
         let kept = conform(&step, &schema, &filter_record_batch(&batch.project(&columns)?, &wanted)?)?;
         // What goes around may be what came, held by whoever made it, who holds what it was made of: a chain with a link for each round.
-        Ok(FlowBlock::rows(if again { owned(&kept)? } else { kept }))
+        Ok(FlowBlock::rows(if again { owned(&kept) } else { kept }))
     })
 }
 
@@ -433,7 +418,7 @@ impl Expand<FlowBlock> for Hand {
 
     fn load(&mut self, block: FlowBlock) -> Result<Rest, BoxError> {
         let block = match block {
-            FlowBlock::Rows { batch, .. } if self.own => FlowBlock::rows(owned(&batch)?),
+            FlowBlock::Rows { batch, .. } if self.own => FlowBlock::rows(owned(&batch)),
             other => other,
         };
         match block {
@@ -531,7 +516,10 @@ mod tests {
             });
             (input, slow.probe().0)
         });
-        let rows = RecordBatch::try_from_iter([("n", Arc::new(arrow_array::Int64Array::from(vec![1])) as ArrayRef)]);
+        let rows = RecordBatch::try_from_iter([(
+            "n",
+            Arc::new(arrow_array::Int64Array::from(vec![1])) as arrow_array::ArrayRef,
+        )]);
         let rows = FlowBlock::rows(rows.unwrap());
         (0..4).for_each(|_| input.send(rows.clone()));
         input.close();

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch as Batch;
 use arrow_ipc::writer::StreamWriter;
-use arrow_select::concat::concat_batches;
 use penstock_dataflow::{BoxError, Wire, WireError};
 use penstock_plan::read_batch;
 use pyo3::prelude::*;
@@ -94,11 +93,7 @@ impl Block {
     /// The same rows in memory of their own; objects are shared. Cost: one copy.
     pub(crate) fn owned(self) -> Self {
         match self {
-            Block::Rows(batch) => {
-                // Of a single batch it would make no copy. What it cannot copy stays as it is.
-                let made = concat_batches(batch.schema_ref(), [&batch, &batch.slice(0, 0)]);
-                Block::Rows(made.unwrap_or(batch))
-            }
+            Block::Rows(batch) => Block::Rows(penstock_plan::owned(&batch)),
             other => other,
         }
     }
