@@ -12,7 +12,7 @@
 //! Source: Megaphone §3.4, §4.3. Departures: control is not re-broadcast (the edge into F is a broadcast already); within
 //! a process a bin's state moves as a ticket; between processes it moves as there is room (see `shipment`).
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -58,6 +58,8 @@ pub(crate) struct Shared<T, S: BinState, P> {
     pub(crate) left: RefCell<Vec<u32>>,
     /// The routing by which bins lie now, for S and the host to read.
     pub(crate) active: Rc<RefCell<Routing>>,
+    /// Configurations that F has started and that change anything, for the host to read.
+    pub(crate) started: Rc<Cell<u64>>,
     /// The configuration whose bins are on their way, as F knows it; S looks here.
     pub(crate) moving: RefCell<Option<Moving<T>>>,
     /// Runs S when that changes.
@@ -277,6 +279,7 @@ where
         self.parts.shared.active.borrow_mut().forward(&changes);
         if !changes.is_empty() {
             self.moving = Some(time.clone());
+            self.parts.shared.started.update(|started| started + 1);
         }
         let Some(capability) = self.held.remove(&time) else { return Ok(()) };
         let here = self.parts.shared.index as u32;

@@ -5,7 +5,7 @@
 //!
 //! Source: Megaphone §3.4 Fig. 3, §4.1; M-09, M-12.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -87,6 +87,8 @@ pub struct Stateful<T: Timestamp, S: BinState, O: 'static> {
     pub probe: ProbeHandle<T>,
     /// The routing by which the bins lie now.
     pub routing: Rc<RefCell<Routing>>,
+    /// Configurations that move, split or merge bins and have started: all before their times has been applied everywhere.
+    pub started: Rc<Cell<u64>>,
     /// Control batches that were refused, with their times; the same on all workers.
     pub rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
     /// The bins of this worker.
@@ -177,11 +179,12 @@ where
         record,
         left: RefCell::default(),
         active: Rc::new(RefCell::new(routing.clone())),
+        started: Rc::default(),
         moving: RefCell::default(),
         wake: OnceCell::new(),
         stats: Arc::clone(&stats),
     });
-    let active = Rc::clone(&shared.active);
+    let (active, started) = (Rc::clone(&shared.active), Rc::clone(&shared.started));
     let rejected = Rc::new(RefCell::new(Vec::new()));
     let mut probe = ProbeHandle::new();
 
@@ -234,7 +237,7 @@ where
     });
     told_stream.connect_loop(around);
     let output = output_stream.probe_waking(&mut probe, wake_route);
-    Ok(Stateful { output, probe, routing: active, rejected, table, stats })
+    Ok(Stateful { output, probe, routing: active, started, rejected, table, stats })
 }
 
 /// Each message to the worker that it names.

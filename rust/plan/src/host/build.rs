@@ -298,6 +298,7 @@ impl Shared {
 pub(crate) struct Op {
     pub(crate) table: Rc<RefCell<BinTable<State>>>,
     routing: Rc<RefCell<Routing>>,
+    started: Rc<Cell<u64>>,
     shelf: Shelf<State>,
 }
 
@@ -316,6 +317,16 @@ pub(crate) struct Built {
 }
 
 impl Built {
+    /// Whether there is state of an earlier generation.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.founding.is_none()
+    }
+
+    /// How often bins have been moved, split or merged, as this worker has seen it.
+    pub(crate) fn changes(&self) -> u64 {
+        self.ops.iter().map(|op| op.started.get()).sum()
+    }
+
     /// What the bins here have changed since the mark.
     pub(crate) fn record(&self, epoch: u64, out: &mut Vec<Record>) -> Result<(), BoxError> {
         let base = self.founding == Some(epoch);
@@ -472,9 +483,9 @@ fn build_in(
             true => sides.into_iter().flatten().collect(),
             false => sides.iter().enumerate().filter_map(assign).collect(),
         };
-        let Stateful { output, table, routing, .. } =
+        let Stateful { output, table, routing, started, .. } =
             keyed_step(&sides, &commands, config, shared, (number, keyed), (late.clone(), lates.clone()))?;
-        ops.push(Op { table, routing, shelf: shared.shelf.clone() });
+        ops.push(Op { table, routing, started, shelf: shared.shelf.clone() });
         let output = if config.gather {
             let [output, late] = chain::late_apart(&output);
             apart.push(late);

@@ -191,7 +191,6 @@ impl Running {
 /// See the module.
 pub(crate) struct Leader {
     control: ControlInput<FlowTime>,
-    window: u32,
     /// Migrations that wait for those before to end.
     queue: VecDeque<Order>,
     /// Migrations that wait for their epoch, in the order in which they were asked for.
@@ -205,9 +204,9 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn new(control: ControlInput<FlowTime>, window: u32) -> Self {
+    pub(crate) fn new(control: ControlInput<FlowTime>) -> Self {
         let (queue, prepared, running) = Default::default();
-        Leader { control, window, queue, prepared, running, turn: None, held: None }
+        Leader { control, queue, prepared, running, turn: None, held: None }
     }
 
     /// Queues a migration.
@@ -240,8 +239,14 @@ impl Leader {
     }
 
     /// Advances control behind the probe and drives the migration under way.
-    pub(crate) fn turn(&mut self, probes: &Probes, feeding: Option<u64>, done: &mut dyn FnMut(Migrated)) -> bool {
-        self.pace(probes, feeding) | self.migrate(&probes.output, done)
+    pub(crate) fn turn(
+        &mut self,
+        probes: &Probes,
+        feeding: Option<u64>,
+        window: u32,
+        done: &mut dyn FnMut(Migrated),
+    ) -> bool {
+        self.pace(probes, feeding, window) | self.migrate(&probes.output, done)
     }
 
     fn advance(&mut self, time: FlowTime) {
@@ -250,7 +255,7 @@ impl Leader {
 
     /// Keeps control a window ahead of the least data that any worker has still to send, so that no block waits to be routed;
     /// and goes on to the next epoch when all else of this one is done: until then a migration can still take effect in it.
-    fn pace(&mut self, probes: &Probes, feeding: Option<u64>) -> bool {
+    fn pace(&mut self, probes: &Probes, feeding: Option<u64>, window: u32) -> bool {
         let held = self.time();
         if held.slice == SEAL {
             self.advance(FlowTime::new(held.epoch, SEAL + 1));
@@ -263,7 +268,7 @@ impl Leader {
         } else if sent <= FlowTime::new(epoch, MARK) {
             FlowTime::new(epoch, MARK + 1)
         } else if sent.epoch == epoch {
-            FlowTime::new(epoch, sent.slice.saturating_add(self.window))
+            FlowTime::new(epoch, sent.slice.saturating_add(window))
         } else {
             FlowTime::new(epoch, CLOSE)
         };

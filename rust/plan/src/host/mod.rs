@@ -1,7 +1,7 @@
 //! Hosts: the threads that run a compiled plan and hand it input, epoch by epoch.
 //!
 //! Owns the clock of a flow. An epoch is released to every worker of a generation; each worker feeds
-//! its share slice by slice, never more than a window of slices ahead of the probe on the plan's output;
+//! its share slice by slice, never more than a window of slices ahead of the probe on the plan's output, and than a third of one while bins move;
 //! the watermark travels in the epoch's last slice; an epoch is done on a worker when the probe has
 //! passed it, and a flow with no epoch in flight is quiescent: no block, no capability, no timer of the
 //! engine, only bins. Where several workers count and nothing is marked between epochs, the next epoch is fed while the others

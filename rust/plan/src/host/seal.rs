@@ -1,4 +1,5 @@
-//! Two processes of one worker each in one thread, turn by turn: nothing that moves overtakes the record of the epoch before.
+//! Two processes of one worker each in one thread, turn by turn: nothing that moves overtakes the record of the epoch before,
+//! and while bins move fewer slices are under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -63,7 +64,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Self {
+    fn new(window: u32) -> Self {
         let text = format!(
             r#"{{"version":2,"sources":[{{"schema":"{}"}}],"steps":[{{"op":"key_by","columns":["k"]}},
                {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}{}]}}"#,
@@ -73,7 +74,7 @@ impl Pair {
         );
         let plan = Arc::new(Plan::from_json(&text).unwrap());
         let mut config = GroupConfig::founding(plan, Arc::new(NoCalls), BITS, 2);
-        (config.journal, config.record, config.window, config.ship_bytes) = (true, true, 2, 1);
+        (config.journal, config.record, config.window, config.ship_bytes) = (true, true, window, 1);
         let loops = fabric::threads(2).into_iter().map(|endpoint| {
             let shared = Shared::new(&config, &[endpoint.index()], &mut Resident::fresh()).unwrap();
             let mut worker = Worker::new(endpoint);
@@ -143,7 +144,7 @@ fn deed(dice: &mut Dice, routing: &mut Routing) -> Vec<Moves> {
 fn run(seed: u64) {
     const EPOCHS: u64 = 5;
     let mut dice = Dice(seed);
-    let mut pair = Pair::new();
+    let mut pair = Pair::new(2);
     let (mut asked, mut released) = (0, 0);
     let mut routing = Routing::new(BITS, 2).unwrap();
     let mut counts = BTreeMap::<u64, BTreeMap<u64, u64>>::new();
@@ -192,6 +193,44 @@ fn run(seed: u64) {
         }
         assert_eq!(found, counts[&epoch], "seed {seed}: the state after epoch {epoch}");
     }
+}
+
+/// Runs an epoch; returns how many slices of the first worker were under way at most. The other worker does nothing for so long that it is all
+/// that may. In the midst of it all bins move to `to`.
+fn most_under_way(pair: &mut Pair, epoch: u64, to: Option<u32>) -> usize {
+    let keys: Vec<i64> = (0..80).collect();
+    pair.release(epoch, [&keys, &[]]);
+    let mut most = 0;
+    while pair.loops[0].under_way() == 0 {
+        pair.turn(0);
+        pair.turn(1);
+    }
+    if let Some(to) = to {
+        let plan = Moves::Steps(vec![(0..1 << BITS).map(|bin| (bin, to)).collect()]);
+        pair.loops[0].command(Command::Migrate(Order { handle: epoch, plan, max_pause: None, at_epoch: None }));
+        let migrated = pair.migrated;
+        while pair.migrated == migrated {
+            pair.turn(0);
+            pair.turn(1);
+        }
+    }
+    while pair.records.get(&epoch).is_none_or(|records| records.len() < 2) {
+        for _ in 0..20 {
+            pair.turn(0);
+            most = most.max(pair.loops[0].under_way());
+        }
+        pair.turn(1);
+    }
+    most
+}
+
+#[test]
+fn fewer_slices_are_under_way_while_bins_move() {
+    const WINDOW: u32 = 9;
+    let mut pair = Pair::new(WINDOW);
+    let moves = [None, Some(1), None, None, Some(0), None, None];
+    let most: Vec<usize> = (0..).zip(moves).map(|(epoch, to)| most_under_way(&mut pair, epoch, to)).collect();
+    assert_eq!(most, [9, 3, 3, 9, 3, 3, 9]);
 }
 
 #[test]
