@@ -288,7 +288,7 @@ class Crew:
         """
         asked = []
         for member in list(self._members):
-            if not member.has_joined or member.gone:
+            if not member.has_joined or member.gone or member.ended is not None:
                 continue
             if member.asked == member.told:
                 member.asked += 1

@@ -5,36 +5,56 @@
 //! Invariant: no end without a hash.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Hashes for which an empty list keeps its memory, and how many such lists there are.
 const KEPT: usize = 1 << 12;
 const SPARE: usize = 64;
+/// Bytes of an end in the tree, whose nodes ascending ends leave little more than half full.
+const END_BYTES: usize = 76;
 
-/// The keys of one end.
-#[derive(Default)]
-struct Same {
-    hashes: Vec<u64>,
-    /// Whether they descend, so that the last is the least.
-    sorted: bool,
+/// The keys of one end; most ends of rows have one.
+enum Same {
+    One(u64),
+    Many {
+        hashes: Vec<u64>,
+        /// Whether they descend, so that the last is the least.
+        sorted: bool,
+    },
 }
 
 /// See the module.
 #[derive(Default)]
 pub(super) struct Ends {
     by_end: BTreeMap<i64, Same>,
-    len: usize,
     spare: Vec<Vec<u64>>,
+    /// Hashes for which all lists together have memory.
+    room: usize,
 }
 
 impl Ends {
     #[inline]
     pub(super) fn push(&mut self, end: i64, hash: u64) {
-        let spare = &mut self.spare;
-        let new = || Same { hashes: spare.pop().unwrap_or_default(), sorted: false };
-        let same = self.by_end.entry(end).or_insert_with(new);
-        same.hashes.push(hash);
-        same.sorted = false;
-        self.len += 1;
+        let same = match self.by_end.entry(end) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Same::One(hash));
+                return;
+            }
+            Entry::Occupied(occupied) => occupied.into_mut(),
+        };
+        if let Same::One(first) = same {
+            let mut hashes = self.spare.pop().unwrap_or_default();
+            self.room -= hashes.capacity();
+            hashes.push(*first);
+            self.room += hashes.capacity();
+            *same = Same::Many { hashes, sorted: false };
+        }
+        if let Same::Many { hashes, sorted } = same {
+            self.room -= hashes.capacity();
+            hashes.push(hash);
+            self.room += hashes.capacity();
+            *sorted = false;
+        }
     }
 
     /// The first end.
@@ -47,24 +67,30 @@ impl Ends {
     #[inline]
     pub(super) fn pop_before(&mut self, watermark: i64) -> Option<u64> {
         let mut first = self.by_end.first_entry().filter(|first| *first.key() < watermark)?;
-        let same = first.get_mut();
-        if !same.sorted {
-            same.hashes.sort_unstable_by(|a, b| b.cmp(a));
-            same.sorted = true;
-        }
-        let hash = same.hashes.pop();
-        if same.hashes.is_empty() {
-            let empty = first.remove().hashes;
-            if empty.capacity() <= KEPT && self.spare.len() < SPARE {
-                self.spare.push(empty);
+        let (hash, left) = match first.get_mut() {
+            Same::One(hash) => (Some(*hash), 0),
+            Same::Many { hashes, sorted } => {
+                if !*sorted {
+                    hashes.sort_unstable_by(|a, b| b.cmp(a));
+                    *sorted = true;
+                }
+                (hashes.pop(), hashes.len())
+            }
+        };
+        if left == 0
+            && let Same::Many { hashes: empty, .. } = first.remove()
+        {
+            match empty.capacity() <= KEPT && self.spare.len() < SPARE {
+                true => self.spare.push(empty),
+                false => self.room -= empty.capacity(),
             }
         }
-        self.len -= 1;
         hash
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.len
+    /// Memory that it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        END_BYTES * self.by_end.len() + 8 * self.room
     }
 }
 
@@ -94,7 +120,13 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ends.first(), heap.peek().map(|Reverse((end, _))| *end));
-                prop_assert_eq!(ends.len(), heap.len());
+                let lists = ends.by_end.values().map(|same| match same {
+                    Same::One(_) => (1, 0),
+                    Same::Many { hashes, .. } => (hashes.len(), hashes.capacity()),
+                });
+                let spare = ends.spare.iter().map(|list| (0, list.capacity()));
+                let (len, room) = lists.chain(spare).fold((0, 0), |(len, room), (l, r)| (len + l, room + r));
+                prop_assert_eq!((len, room), (heap.len(), ends.room));
             }
         }
     }

@@ -1070,7 +1070,7 @@ impl Sides {
             return lease.bytes();
         }
         let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
-        let index = 20 * self.index.capacity() + 16 * self.due.len();
+        let index = 20 * self.index.capacity() + self.due.bytes();
         rows + index + self.waiting.bytes() + self.log.len() * size_of::<Logged>()
     }
 
