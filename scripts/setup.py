@@ -163,12 +163,12 @@ def make_venv() -> None:
 
 def install_packages() -> None:
     """With uv, which downloads and unpacks side by side; pip does the same, only slower."""
-    uv = [str(BIN / "uv"), "pip", "install", "--quiet", "--python", str(PYTHON), "-r", str(REQUIREMENTS)]
+    uv = [str(BIN / "uv"), "pip", "install", "--python", str(PYTHON), "-r", str(REQUIREMENTS)]
     if pip(UV):
-        watched(uv, "install the pinned packages", dict(os.environ))
+        watched(uv, "install the pinned packages", dict(os.environ), beside=True)
     else:
         say(f"    without {UV}, which could not be installed: pip takes some minutes")
-        watched([*PIP, "-r", str(REQUIREMENTS)], "install the pinned packages", dict(os.environ))
+        watched([*PIP, "-r", str(REQUIREMENTS)], "install the pinned packages", dict(os.environ), beside=True)
 
 
 def pip(*pinned: str) -> bool:
@@ -272,9 +272,11 @@ def run(command: list[str], purpose: str, *, env: dict[str, str] | None = None, 
         )
 
 
-def watched(command: list[str], purpose: str, environment: dict[str, str]) -> None:
-    """Run what takes long. A terminal shows its own progress, elsewhere a line every few seconds says what it does."""
-    terminal = sys.stderr.isatty()
+def watched(command: list[str], purpose: str, environment: dict[str, str], beside: bool = False) -> None:
+    """Run what takes long. A terminal shows its own progress; elsewhere, and of what runs beside something else, a line every
+    few seconds says what it does and what is left.
+    """
+    terminal = sys.stderr.isatty() and not beside
     if not terminal:
         environment |= {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "120"}
     output = None if terminal else subprocess.PIPE
@@ -369,11 +371,15 @@ class Progress:
     """What a long command says: the state of a bar is told now and then, the rest is kept for when it fails."""
 
     BAR = re.compile(r"Building \[[=> ]*\] (\d+)/(\d+): (.*)")
+    FETCH = re.compile(r"^ *Download(ing|ed) (\S+)(?: \((.*)\))?$")
 
     def __init__(self, purpose: str) -> None:
         self.started = time.monotonic()
         self.bar = purpose
         self.spoken: list[str] = []
+        #: Large packages that come, with their sizes, and how many have come.
+        self.coming: dict[str, str] = {}
+        self.came = 0
 
     def read(self, child: subprocess.Popen[bytes]) -> None:
         assert child.stdout is not None
@@ -387,6 +393,16 @@ class Progress:
         if bar := self.BAR.search(line):
             done, of, now = bar.groups()
             self.bar = f"{done} of {of} crates built, now {now}"
+        elif fetch := self.FETCH.match(line):
+            what, name, size = fetch.groups()
+            if what == "ing":
+                self.coming[name] = size or "of unknown size"
+            elif self.coming.pop(name, None):
+                self.came += 1
+            left = ", ".join(f"{one} ({size})" for one, size in self.coming.items())
+            self.bar = f"{self.came} of {self.came + len(self.coming)} large packages fetched, left {left or 'none'}"
+        elif line.startswith("Prepared "):
+            self.bar = "all packages fetched, now installed"
         elif line:
             self.spoken.append(line)
 

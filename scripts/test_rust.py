@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 CARGO = ["cargo", "test", "--workspace", "--locked"]
+#: Seconds that building and running may take on two cores; over them it is said, and nothing fails.
+BUDGETS = {"programs built": 240, "programs run": 300, "examples of the documentation": 60}
 #: Results of a program, as its harness tells them.
 _RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 
@@ -95,7 +97,8 @@ def main() -> int:
     print(f"properties: PROPTEST_RNG_SEED={seed} PROPTEST_CASES={os.environ.get('PROPTEST_CASES', '256')}", flush=True)
     began = time.monotonic()
     programs = build()
-    print(f"{len(programs)} programs built, {time.monotonic() - began:.0f} s", flush=True)
+    took = {"programs built": time.monotonic() - began}
+    print(f"{len(programs)} programs built, {took['programs built']:.0f} s", flush=True)
 
     began, passed, failed = time.monotonic(), 0, []
     pool = ThreadPoolExecutor(os.cpu_count())
@@ -108,10 +111,15 @@ def main() -> int:
                 failed.append(program.name)
     finally:
         pool.shutdown(cancel_futures=True)
-    print(f"{passed} tests passed, {time.monotonic() - began:.0f} s", flush=True)
+    took["programs run"] = time.monotonic() - began
+    print(f"{passed} tests passed, {took['programs run']:.0f} s", flush=True)
 
+    began = time.monotonic()
     if subprocess.run([*CARGO, "--quiet", "--no-fail-fast", "--doc"]).returncode:
         failed.append("examples of the documentation")
+    took["examples of the documentation"] = time.monotonic() - began
+    for group, budget in BUDGETS.items():
+        print(f"{took[group]:6.0f} of {budget:4.0f}  {group}{'  OVER' if took[group] > budget else ''}", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
