@@ -273,8 +273,8 @@ def run(command: list[str], purpose: str, *, env: dict[str, str] | None = None, 
 
 
 def watched(command: list[str], purpose: str, environment: dict[str, str], beside: bool = False) -> None:
-    """Run what takes long. A terminal shows its own progress; elsewhere, and of what runs beside something else, a line every
-    few seconds says what it does and what is left.
+    """Run what takes long. A terminal shows its own progress; elsewhere, and of what runs beside something else, a line
+    every few seconds says what it does and what is left.
     """
     terminal = sys.stderr.isatty() and not beside
     if not terminal:
