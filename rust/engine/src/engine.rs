@@ -49,7 +49,7 @@ pub struct Setup {
     pub silence_ms: u64,
     /// How long to wait for members.
     pub start_ms: u64,
-    /// Files of a manifest above which they are merged.
+    /// Files of a manifest above which they are merged, as soon as that pays.
     pub merge_files: usize,
     /// How ranges move when the engine gives members their shares.
     pub shares: Strategy,

@@ -10,7 +10,8 @@
 //! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay,
 //! whichever engine wrote them. A file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the
 //! oldest manifest while nothing is merged: a merged file belongs to the last epoch that it is made of, and is there before the engine hears of it.
-//! Merged files are used by the next manifest; when one that names them has been committed, the next are merged.
+//! Merged files are used by the next manifest; when one that names them has been committed, the next are merged. A merge writes all state anew, so it
+//! waits until what was written since comes to half of the largest file, but not for ever.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -554,7 +555,11 @@ impl Query {
         // Taken in by the manifest, or made of what it no longer names.
         let named = |name: &String| base.files.iter().any(|file| file.name == *name);
         self.merged.take_if(|(names, _)| !names.iter().all(named));
-        if running && self.merged.is_none() && !self.is_merging() && base.files.len() > view.setup.merge_files {
+        if running
+            && self.merged.is_none()
+            && !self.is_merging()
+            && is_worth_merging(&base.files, view.setup.merge_files)
+        {
             let files = base.files.clone();
             let names = files.iter().map(|file| file.name.clone()).collect();
             let (stamp, member) = (self.stamp, self.members[base.batch as usize % self.members.len()]);
@@ -632,6 +637,17 @@ impl Recut {
     }
 }
 
+/// Files are merged whatever that costs when there are so many times as many as are to be: a manifest names them all.
+const TOO_MANY: usize = 8;
+
+/// Whether there are so many files that it pays to write all that they hold anew.
+fn is_worth_merging(files: &[DataFile], many: usize) -> bool {
+    let lengths = files.iter().map(|file| file.length);
+    let largest = lengths.clone().max().unwrap_or(0);
+    let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
+    files.len() > many && (pays || files.len() > TOO_MANY * many)
+}
+
 /// The oldest batch whose manifest is kept.
 fn oldest(committed: u64, view: &View<'_>) -> u64 {
     committed.saturating_sub(u64::from(view.setup.keep.max(1)))
@@ -646,5 +662,45 @@ fn told(range: Range, bits: u8) -> String {
     match range.length() == bits {
         true => range.prefix().to_string(),
         false => format!("({}, {})", range.prefix(), range.length()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of these lengths.
+    fn files(lengths: impl IntoIterator<Item = u64>) -> Vec<DataFile> {
+        let file = |length| DataFile { name: String::new(), length, checksum: 0, epoch: 0, generation: 0 };
+        lengths.into_iter().map(file).collect()
+    }
+
+    #[test]
+    fn state_is_written_anew_when_half_of_it_has_changed_or_files_are_too_many() {
+        let grown = |large: u64, small: usize| is_worth_merging(&files([large].into_iter().chain(vec![10; small])), 64);
+        assert!(!grown(10, 63), "few files");
+        assert!(grown(10, 64));
+        assert!(!grown(1_000_000, 64) && !grown(1_000_000, 511), "all of it for 5 KB");
+        assert!(grown(1_000_000, 512));
+        assert!(!grown(2_000, 99) && grown(2_000, 100));
+    }
+
+    /// Of a state of a million bytes, of which each batch changes some.
+    #[test]
+    fn what_is_written_anew_is_some_times_what_has_changed() {
+        for changes in [100, 3_000, 100_000] {
+            let (mut held, mut written, mut changed) = (files([1_000_000]), 0, 0);
+            for _ in 0..5_000 {
+                held.extend(files([changes]));
+                changed += changes;
+                if is_worth_merging(&held, 64) {
+                    held = files([1_000_000]);
+                    written += 1_000_000;
+                }
+            }
+            // At most one in 8 * 64 batches, or for half of the state.
+            let most = 2 * changed + 1_000_000 * (5_000 / 512);
+            assert!(written <= most, "{written} bytes were written anew for {changed}");
+        }
     }
 }

@@ -166,12 +166,12 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             vec![at("fed", 4, Fault::MigrateAll), at("committed", 5, Fault::CrashDriver)]
         }
         "files stay few" => {
-            (scenario.batches, scenario.merge_files) = (60, 3);
+            (scenario.batches, scenario.merge_files) = (60, 2);
             scenario.merge_ms = if seed.is_multiple_of(2) { 50 } else { 1_500 };
             scenario.slow = 1_000;
             // Each batch adds a file of each member until the merged one is used.
             let batches = 4 + scenario.merge_ms / 60;
-            scenario.few = Some(scenario.merge_files as u64 + batches * u64::from(scenario.workers));
+            scenario.few = Some(8 * scenario.merge_files as u64 + batches * u64::from(scenario.workers));
             // The one that merges, or one that does not.
             if seed % 4 > 1 { vec![at("merging files", 1, crash)] } else { Vec::new() }
         }
