@@ -165,7 +165,7 @@ impl World {
     pub fn after_finish(&mut self, run: usize) {
         self.spark.runs[run].alive = false;
         let driver = self.spark.runs[run].driver;
-        let stuck = self.processes.iter().find(|(_, one)| one.driver == driver && one.drains);
+        let stuck = self.processes.iter().find(|(_, one)| one.driver == driver && one.drains && !one.silent);
         if let Some(member) = stuck.map(|(member, _)| member.0).filter(|_| self.drivers[driver].alive) {
             self.violate(format!("member {member} blocks its executor after the end of the query"));
         }

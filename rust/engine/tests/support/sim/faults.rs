@@ -2,6 +2,7 @@
 
 use penstock_balance::Strategy;
 
+use super::hosts::Process;
 use super::world::QUERY;
 use super::world::World;
 use crate::machine::{Event, MemberId, Moving, Range, Recut, Wish};
@@ -11,6 +12,14 @@ use crate::machine::{Event, MemberId, Moving, Range, Recut, Wish};
 pub enum Fault {
     /// A member process dies; which one, counted over those alive.
     CrashMember(u64),
+    /// The executor of a member dies: all its members and feed tasks.
+    CrashExecutor(u64),
+    /// The driver gives up a member that is silent; it lives and works for so long, and nobody hears it.
+    Silence(u64, u64),
+    /// No task slot is free for so long.
+    NoSlots(u64),
+    /// The user stops the query, has the engine forget it, and starts it again.
+    Drop,
     /// The driver process dies, its members follow.
     CrashDriver,
     /// Members lose their connections to each other and live.
@@ -74,9 +83,14 @@ impl World {
     }
 
     fn any_fault(&mut self) -> Fault {
-        match self.dice.below(31) {
+        match self.dice.below(37) {
+            31..33 => Fault::CrashExecutor(self.dice.below(4)),
+            33..35 => Fault::Silence(self.dice.below(3), self.dice.between(1, 900)),
+            35 => Fault::NoSlots(self.dice.between(100, 5_000)),
+            36 if self.scenario.durable => Fault::Drop,
+            36 => Fault::Silence(self.dice.below(3), 50),
             26..30 => Fault::Recut,
-            30.. => Fault::RecutAll,
+            30 => Fault::RecutAll,
             24..26 => Fault::Drain(self.dice.below(3), self.dice.once_in(3)),
             0..6 => Fault::CrashMember(self.dice.below(3)),
             6..8 => Fault::CrashDriver,
@@ -88,7 +102,7 @@ impl World {
             18..20 => Fault::Rescale(self.dice.between(1, 4) as u32),
             20 => Fault::SinkRaises,
             21 => Fault::TasksDie(self.dice.between(1, 4) as u32),
-            22 if self.scenario.takeover => Fault::SecondEngine,
+            22 if self.scenario.takeover || self.dice.once_in(3) => Fault::SecondEngine,
             22 => Fault::Stop,
             _ => Fault::CrashMember(self.dice.below(3)),
         }
@@ -113,6 +127,45 @@ impl World {
                 if let Some(member) = alive.get(which as usize % alive.len().max(1)) {
                     self.reached("crash");
                     self.end_process(*member, "its process was killed");
+                }
+            }
+            Fault::CrashExecutor(which) => {
+                let alive: Vec<(usize, String)> =
+                    self.processes.values().map(|one| (one.driver, one.executor.clone())).collect();
+                let Some(gone) = alive.get(which as usize % alive.len().max(1)) else { return };
+                let there = |one: &Process| (one.driver, &one.executor) == (gone.0, &gone.1);
+                let members = self.processes.iter().filter(|(_, one)| there(one)).map(|(member, _)| *member);
+                let members: Vec<MemberId> = members.collect();
+                self.reached("executor gone");
+                self.reached("crash");
+                members.into_iter().for_each(|member| self.end_process(member, "its executor is gone"));
+                self.spark.bad_tasks += self.dice.below(3) as u32;
+            }
+            Fault::Silence(which, time) => {
+                let known: Vec<MemberId> = self
+                    .processes
+                    .iter()
+                    .filter(|(_, one)| one.joined && !one.silent)
+                    .map(|(member, _)| *member)
+                    .collect();
+                let Some(member) = known.get(which as usize % known.len().max(1)).copied() else { return };
+                let process = self.processes.get_mut(&member).expect("it was listed");
+                process.silent = true;
+                let driver = process.driver;
+                self.reached("silent");
+                self.reached("crash");
+                self.hear(driver, Event::MemberLost { member, reason: "it was silent".into() });
+                self.after(time, move |world| world.end_process(member, "Spark has killed it"));
+            }
+            Fault::NoSlots(time) => {
+                self.reached("no slots");
+                self.no_slots_until = self.now + time;
+            }
+            Fault::Drop => {
+                let Some(driver) = self.live_driver() else { return };
+                if self.spark.runs.iter().any(|run| run.alive && run.driver == driver) {
+                    self.stop_run();
+                    self.hear(driver, Event::Drop { query: QUERY.into() });
                 }
             }
             Fault::Drain(which, killed) => {

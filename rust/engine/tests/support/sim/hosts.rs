@@ -21,6 +21,9 @@ pub struct Process {
     pub slot: u32,
     /// Whether its engine knows of it.
     pub joined: bool,
+    pub executor: String,
+    /// Whether the driver has given it up: nothing that it says is heard.
+    pub silent: bool,
     /// Whether its executor is going.
     pub drains: bool,
     /// Of the bins of its engine.
@@ -50,10 +53,13 @@ impl World {
     pub fn join(&mut self, driver: usize, slot: u32) {
         self.members += 1;
         let member = MemberId(self.members);
+        let executor = format!("executor {}", self.dice.below(4));
         let process = Process {
             driver,
             slot,
+            executor: executor.clone(),
             joined: false,
+            silent: false,
             drains: false,
             bits: self.drivers[driver].bits,
             machine: Member::new(),
@@ -66,7 +72,6 @@ impl World {
         };
         self.processes.insert(member, process);
         self.reached("member up");
-        let executor = format!("executor {}", self.dice.below(4));
         self.send(1_000 + member.0, driver as u64, move |world| {
             world.hear(driver, Event::MemberUp { slot, member, executor: executor.clone(), executors: 2 });
             if let Some(process) = world.processes.get_mut(&member) {
@@ -84,9 +89,12 @@ impl World {
     /// A process is gone; its driver sees the end of the connection.
     pub fn end_process(&mut self, member: MemberId, why: &str) {
         let Some(process) = self.processes.remove(&member) else { return };
-        let (driver, reason) = (process.driver, why.to_owned());
+        let (driver, silent, reason) = (process.driver, process.silent, why.to_owned());
         drop(process);
         self.note(|| format!("member {} ends: {why}", member.0));
+        if silent {
+            return; // its loss was told
+        }
         self.send(1_000 + member.0, driver as u64, move |world| {
             let delay = world.dice.below(40);
             world.after(delay, move |world| world.hear(driver, Event::MemberLost { member, reason }));
@@ -104,6 +112,15 @@ impl World {
         }
     }
 
+    /// A member says something to its driver; what is under way when it is given up is not heard either.
+    fn say(&mut self, member: MemberId, driver: usize, event: Event) {
+        self.send(1_000 + member.0, driver as u64, move |world| {
+            if world.processes.get(&member).is_none_or(|one| !one.silent) {
+                world.hear(driver, event);
+            }
+        });
+    }
+
     fn later(&mut self, member: MemberId, most: u64, event: MemberEvent) {
         self.soon(most, move |world| world.tell_member(member, event));
     }
@@ -114,19 +131,12 @@ impl World {
         match effect {
             MemberEffect::Reply { ticket, answer } => {
                 let twice = self.dice.once_in(30).then(|| answer.clone());
-                self.send(1_000 + member.0, driver as u64, move |world| {
-                    world.hear(driver, Event::Answer { ticket, answer });
-                });
-                if let Some(answer) = twice {
-                    self.send(1_000 + member.0, driver as u64, move |world| {
-                        world.hear(driver, Event::Answer { ticket, answer });
-                    });
+                for answer in std::iter::once(answer).chain(twice) {
+                    self.say(member, driver, Event::Answer { ticket, answer });
                 }
             }
             MemberEffect::Tell { stamp, failure } => {
-                self.send(1_000 + member.0, driver as u64, move |world| {
-                    world.hear(driver, Event::GroupFailed { query: QUERY.into(), stamp, failure });
-                });
+                self.say(member, driver, Event::GroupFailed { query: QUERY.into(), stamp, failure });
             }
             MemberEffect::EndGroup { epoch } => {
                 process.group = None; // its tables leave their bins on the shelf

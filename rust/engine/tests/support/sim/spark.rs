@@ -400,6 +400,12 @@ impl World {
             return self.violate("a sink for no call".into());
         };
         let job = self.spark.runs[run].job;
+        let calls = self.sinks.entry((run, job)).or_default();
+        *calls += 1;
+        if *calls > if self.scenario.retry_sink { 3 } else { 1 } {
+            let calls = *calls;
+            self.violate(format!("the sink of batch {epoch} is called {calls} times in one call"));
+        }
         if self.spark.finished {
             self.violate("the sink of a finished query is called again".into());
         }

@@ -69,6 +69,10 @@ pub struct World {
     pub storage: Storage,
     pub spark: Spark,
     pub members: u64,
+    /// A resident that is asked for waits until then.
+    pub no_slots_until: u64,
+    /// Calls of the sink, by run and call.
+    pub sinks: BTreeMap<(usize, u64), u32>,
     /// Number of the functions of the flow: edited ones have another.
     pub functions: u64,
     /// What must not be, in the order found.
@@ -103,6 +107,8 @@ impl World {
             storage: Storage::default(),
             spark: Spark::default(),
             members: 0,
+            no_slots_until: 0,
+            sinks: BTreeMap::new(),
             functions: 0,
             violations: Vec::new(),
             salts: BTreeMap::new(),
@@ -289,7 +295,7 @@ impl World {
             Effect::StartResident { slot } => {
                 let life = self.dice.next();
                 self.drivers[driver].slots.insert(slot, life);
-                let delay = self.dice.between(5, 120);
+                let delay = self.dice.between(5, 120) + self.no_slots_until.saturating_sub(self.now);
                 self.after(delay, move |world| {
                     if world.drivers[driver].alive && world.drivers[driver].slots.get(&slot) == Some(&life) {
                         world.join(driver, slot);
