@@ -485,9 +485,17 @@ def hold(item: Slow) -> int:
     return item.x
 
 
-def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "step",
+    [
+        ordered.map(hold),
+        ordered.partitioned(lambda state, item: (state, [hold(item)]), key=lambda item: item.x),
+    ],
+    ids=["map", "partitioned"],
+)
+def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path, step: ordered.Step) -> None:
     items = [Slow(x, tmp_path) for x in range(6)]
-    with pk.ordered_map(hold, items, mode="processes", workers=2, chunk=1) as results:
+    with ordered.Pipeline([step]).run(items, mode="processes", workers=2, chunk=1) as results:
         first: list[int] = []
         caller = threading.Thread(target=lambda: first.append(next(results)), daemon=True)
         caller.start()
@@ -502,7 +510,7 @@ def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path) -> No
 
 def test_turns_go_by_number_whoever_asks_first() -> None:
     turns = Turns(2)
-    turns.begin(5)
+    turns.begin(5, callers=5)
     told: SimpleQueue[tuple[int, int]] = SimpleQueue()
     threads = [threading.Thread(target=lambda n=n: told.put((n, turns.take(n, 0)))) for n in (9, 7, 6, 8)]
     for number, thread in enumerate(threads, 1):
@@ -512,12 +520,91 @@ def test_turns_go_by_number_whoever_asks_first() -> None:
     turns.passed(5, 0)
     got = [told.get(timeout=60) for _ in range(2)]
     assert sorted(number for number, _ in got) == [6, 7] and told.empty()
-    turns.give(got[0][1])
+    turns.give(got[0][1], 0)
     assert told.get(timeout=60)[0] == 8
     turns.close()
-    assert turns.take(3) == -1 and told.get(timeout=60) == (9, -1)
+    assert turns.take(3, 0) == -1 and told.get(timeout=60) == (9, -1)
     for thread in threads:
         thread.join()
+
+
+class Asking:
+    """Threads that ask for turns at one operator, each with a part ``(number, partition)``."""
+
+    def __init__(self, workers: int, callers: int, *parts: list[int]) -> None:
+        self.turns = Turns(workers)
+        self.turns.begin(0, callers)
+        for number, partitions in enumerate(parts):
+            self.turns.announce(number, 0, partitions)
+        self.had: dict[tuple[int, int], int] = {}
+        self.threads: list[threading.Thread] = []
+        self.done_with = 0
+
+    def ask(self, number: int, partition: int) -> None:
+        """Begin to wait."""
+        thread = threading.Thread(target=self._take, args=(number, partition))
+        self.threads.append(thread)
+        thread.start()
+        eventually(lambda: self._asked() == len(self.threads))
+
+    def _asked(self) -> int:
+        with self.turns._lock:
+            return self.turns._asked
+
+    def _take(self, number: int, partition: int) -> None:
+        self.had[number, partition] = self.turns.take(number, 0, partition)
+
+    def done(self, number: int, partition: int) -> None:
+        """Give it back."""
+        self.done_with += 1
+        self.turns.give(self.had.pop((number, partition)), 0, partition)
+
+    def has(self, *parts: tuple[int, int]) -> None:
+        """These have a process, and no others."""
+        waiting = len(self.threads) - self.done_with - len(parts)
+        assert sum(len(operator.waiting) for operator in self.turns._operators.values()) == waiting
+        eventually(lambda: self.had.keys() == set(parts))
+
+    def close(self) -> None:
+        self.turns.close()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_a_part_waits_for_all_parts_of_earlier_chunks() -> None:
+    asking = Asking(2, 9, [1, 2], [3], [4])
+    asking.ask(2, 4)
+    asking.ask(1, 3)
+    asking.ask(0, 1)
+    asking.has((0, 1))  # (0, 2) has not asked, and the other process is its
+    asking.ask(0, 2)
+    asking.has((0, 1), (0, 2))
+    asking.done(0, 1)
+    asking.has((0, 2), (1, 3))
+    asking.close()
+
+
+def test_a_part_does_not_wait_for_one_that_is_behind_another_of_its_partition() -> None:
+    asking = Asking(2, 9, [1], [1], [2], [3])
+    asking.ask(0, 1)
+    asking.ask(2, 2)
+    asking.has((0, 1), (2, 2))
+    asking.ask(3, 3)
+    asking.done(0, 1)
+    asking.has((2, 2))  # the process is free for (1, 1)
+    asking.ask(1, 1)
+    asking.has((2, 2), (1, 1))
+    asking.close()
+
+
+def test_nobody_is_waited_for_who_cannot_come() -> None:
+    asking = Asking(2, 3, [1], [2], [3], [4])
+    asking.ask(2, 3)
+    asking.ask(3, 4)
+    asking.has()
+    asking.ask(1, 2)  # all callers are here, so (0, 1) has none
+    asking.has((1, 2), (2, 3))
+    asking.close()
 
 
 def burn(x: int) -> int:

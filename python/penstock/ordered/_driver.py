@@ -408,9 +408,10 @@ class Driver:
                 self._mode = "threads"
                 self._why = "the functions do not pickle, so they cannot go to processes"
         pool = self._pool if self._mode == "processes" else None
+        engine = Parallel(self._operators, self.options, pool)
         if pool is not None:
-            pool.begin(self._out.mark.chunks)
-        self._engine = Parallel(self._operators, self.options, pool)
+            pool.begin(self._out.mark.chunks, engine.threads)
+        self._engine = engine
 
     def _forked(self) -> None:
         if self._engine is None and self._starting is None and not self._source.threads:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -70,12 +71,13 @@ class Parallel:
         self._hands: dict[int, _Hand | None] = {}
         self._lost = False
         self._alone = threading.Lock() if options.workers == 1 else contextlib.nullcontext()
-        threads = options.workers + (1 if pool is None and options.workers == 1 else 0)
+        #: How many call operators.
+        self.threads = options.workers + (1 if pool is None and options.workers == 1 else 0)
         if pool is not None:
-            threads += min(max(1, options.workers // 2), MOST_WORKERS - options.workers)
+            self.threads += min(max(1, options.workers // 2), MOST_WORKERS - options.workers)
         self._run = _native.OrderedRun(
             [self._spec(place, operator) for place, operator in enumerate(operators)],
-            workers=threads,
+            workers=self.threads,
             in_flight=4 * options.workers,
             scheduler=options.scheduler,
             queue=options.queue,
@@ -87,19 +89,20 @@ class Parallel:
         if not isinstance(operator, Keyed):
             kind = "stateless" if isinstance(operator, Stateless) else "stateful"
             return {"kind": kind, "name": operator.name, "call": self._whole(place, operator)}
-        part = self._part(place, operator)
+        part, pool = self._part(place, operator), self._pool
+        split = operator.split if pool is None else functools.partial(pool.split, place, operator)
         if operator.forgets:
             return {
                 "kind": "partitioned",
                 "name": operator.name,
                 "partitions": operator.partitions,
-                "split": operator.split,
+                "split": split,
                 "call": part,
                 "merge": operator.merge,
             }
 
         def call(worker: int, chunk: Chunk) -> Chunk:
-            return operator.merge([part(worker, found) for found in operator.split(chunk)])
+            return operator.merge([part(worker, found) for found in split(chunk)])
 
         return {"kind": "stateful", "name": operator.name, "call": call}
 

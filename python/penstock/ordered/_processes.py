@@ -240,9 +240,18 @@ class Pool:
         """Process ids of the children that run."""
         return [child.popen.pid for child in self._children if child is not None and child.popen.poll() is None]
 
-    def begin(self, number: int) -> None:
-        """The next chunk to come is this one; nothing is under way. Chunks come to `apply` without gaps from it on."""
-        self._turns.begin(number)
+    def begin(self, number: int, callers: int) -> None:
+        """The next chunk to come is this one, by so many threads; nothing is under way.
+
+        Chunks come to each operator without gaps from it on.
+        """
+        self._turns.begin(number, callers)
+
+    def split(self, place: int, operator: Any, chunk: Chunk) -> list[Any]:
+        """The parts of a chunk, each of which comes to `keyed`."""
+        parts: list[Any] = operator.split(chunk)
+        self._turns.announce(chunk.number, place, [part.partition for part in parts])
+        return parts
 
     # Calls, in the thread of a worker
 
@@ -256,7 +265,7 @@ class Pool:
             self._turns.passed(number, place)
 
     def _apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
-        numbers, turn = chunk.numbers(), (chunk.number, place)
+        numbers, turn = chunk.numbers(), (chunk.number, place, None)
         try:
             request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
             reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
@@ -289,34 +298,41 @@ class Pool:
 
     def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
         """Do a part of a chunk, over there, on states that travel with it."""
-        name = operator.name
-        if part.items:
-            first, last = part.numbers[0], part.numbers[-1]
-            try:
-                lent = operator.lend(part)
-                request = ("keyed", place, part.keys, part.items, part.numbers, part.places(), lent)
-                # Parts of one partition come in order, those of different ones in none: there is no turn to wait for.
-                reply = self._call(request, (part.chunk.number, None), name, first, last, timeout)
-            except _Unsendable as unsent:
-                made = NotPicklable(
-                    f"{name}: an item or key among items {first} to {last} does not pickle: {unsent.__cause__}",
-                    item=first,
-                )
-                reply = ("failed", failure(made, first, name))
-            except NotPicklable as error:
-                reply = ("failed", failure(error, first, name))
-            if reply[0] == "done":
-                _, part.outs, bodies, part.spent = reply
-                operator.take_back(part, bodies)
-                return
-            # Nothing of it was done: the states are as they were, the error stands for all of its items.
-            part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
+        try:
+            if part.items:
+                self._keyed(place, operator, part, timeout)
+            else:
+                operator.settle(part)
+        finally:
+            self._turns.passed(part.chunk.number, place, part.partition)
+
+    def _keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+        name, first, last = operator.name, part.numbers[0], part.numbers[-1]
+        try:
+            lent = operator.lend(part)
+            request = ("keyed", place, part.keys, part.items, part.numbers, part.places(), lent)
+            turn = (part.chunk.number, place, part.partition)
+            reply = self._call(request, turn, name, first, last, timeout)
+        except _Unsendable as unsent:
+            made = NotPicklable(
+                f"{name}: an item or key among items {first} to {last} does not pickle: {unsent.__cause__}",
+                item=first,
+            )
+            reply = ("failed", failure(made, first, name))
+        except NotPicklable as error:
+            reply = ("failed", failure(error, first, name))
+        if reply[0] == "done":
+            _, part.outs, bodies, part.spent = reply
+            operator.take_back(part, bodies)
+            return
+        # Nothing of it was done: the states are as they were, the error stands for all of its items.
+        part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
         operator.settle(part)
 
     def _call(
         self,
         request: tuple[Any, ...],
-        turn: tuple[int, int | None],
+        turn: tuple[int, int, int | None],
         name: str,
         first: int,
         last: int,
@@ -333,7 +349,7 @@ class Pool:
         try:
             answer = self._exchange(worker, body, buffers, timeout)
         finally:
-            self._turns.give(worker)
+            self._turns.give(worker, *turn[1:])
         if isinstance(answer, _Late):
             made: OrderedError = ItemTimeout(
                 f"{name} did not return within {timeout} s for {where} of the input; its process was ended",

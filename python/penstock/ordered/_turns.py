@@ -1,12 +1,17 @@
 """Who gets the next free worker process.
 
-More callers than processes wait, each with a chunk. A caller asks some time after its chunk was taken from a queue (it
-waits for the interpreter, it pickles), so who asks first need not have the earlier chunk. Where chunks come to an
-operator in the order of their numbers, a caller therefore waits until all earlier ones had their turn there, also those
-that have not asked yet.
+More callers than processes wait, each with a part of a chunk (all of it, where an operator takes chunks whole). A
+caller asks some time after its part was taken from a queue (it waits for the interpreter, it pickles), so who asks
+first need not have the earliest chunk. Chunks come to an operator in the order of their numbers, so a caller waits
+until all parts of earlier ones have asked there, or do not need a process. Who knows the parts of a chunk announces
+them, before any of them can ask; one that was not announced is one part.
 
-Invariants: of those who may go the one with the earliest chunk goes first; at an operator in turn, numbers go without
-gaps, so each of them has to go or to be passed; nobody waits once it is closed.
+Not waited for are parts behind another one of their partition that has a process or waits for one: they come with that
+one. Nor is anybody waited for when all callers are here: then nobody is left who could come. (That is so where a queue
+lets go of a partition between two of its parts, or takes partitions as it finds them.)
+
+Invariants: of those who may go the one with the earliest chunk goes first; at an operator numbers go without gaps, so
+each part of them has to ask or to be passed; nobody waits once it is closed.
 """
 
 from __future__ import annotations
@@ -14,8 +19,44 @@ from __future__ import annotations
 import heapq
 import queue
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 __all__ = ["Turns"]
+
+#: Who waits: (number of the chunk, order of asking, where to tell the process).
+_Who: TypeAlias = tuple[int, int, "queue.SimpleQueue[int]"]
+#: The only part of a chunk that goes whole.
+_WHOLE = 0
+
+
+@dataclass
+class _Operator:
+    """What has come to one operator."""
+
+    #: The first chunk of which a part has not asked yet; of it and those behind it, the parts that have not.
+    next: int
+    missing: dict[int, set[int]] = field(default_factory=dict)
+    #: Partitions of which a part has asked and is not done.
+    busy: set[int] = field(default_factory=set)
+    waiting: list[_Who] = field(default_factory=list)
+
+    def came(self, number: int, partition: int) -> None:
+        """A part has asked, or was passed."""
+        if number < self.next:
+            return
+        self.missing.setdefault(number, {_WHOLE}).discard(partition)
+        while self.missing.get(self.next) == set():
+            del self.missing[self.next]
+            self.next += 1
+
+    def turn(self) -> int:
+        """The first chunk that may need a process and has not asked for it: those behind it wait."""
+        at = self.next
+        while (missing := self.missing.get(at)) is not None and missing <= self.busy:
+            at += 1
+        return at
 
 
 class Turns:
@@ -29,79 +70,78 @@ class Turns:
 
     def __init__(self, workers: int) -> None:
         self._lock = threading.Lock()
+        self._workers = workers
         #: The one used last goes first: it is awake.
         self._free = list(range(workers - 1, -1, -1))
-        #: Who may go: (number of the chunk, order of asking, where to tell the process).
-        self._ready: list[tuple[int, int, queue.SimpleQueue[int]]] = []
-        #: By operator, the number whose turn it is, who asked before its turn, and who was passed before its turn.
-        self._next: dict[int, int] = {}
-        self._early: dict[int, dict[int, tuple[int, int, queue.SimpleQueue[int]]]] = {}
-        self._passed: dict[int, set[int]] = {}
+        self._operators: dict[int, _Operator] = {}
         self._first = 0
+        self._callers = 0
         self._asked = 0
         self._closed = False
 
-    def begin(self, number: int) -> None:
-        """The next chunk to come is this one; nothing is under way."""
+    def begin(self, number: int, callers: int) -> None:
+        """The next chunk to come is this one, and so many threads may ask at a time; nothing is under way."""
         with self._lock:
-            self._first = number
-            self._next.clear()
-            self._early.clear()
-            self._passed.clear()
+            self._first, self._callers = number, callers
+            self._operators.clear()
 
-    def take(self, number: int, operator: int | None = None) -> int:
-        """Wait for a process; -1 once it is closed. With `operator` in its turn there."""
+    def announce(self, number: int, operator: int, partitions: Iterable[int]) -> None:
+        """These are the parts of a chunk at an operator that takes it by partition."""
+        with self._lock:
+            self._at(operator).missing[number] = set(partitions)
+
+    def take(self, number: int, operator: int, partition: int | None = None) -> int:
+        """Wait for a process for a part, or for a whole chunk; -1 once it is closed."""
         told: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._lock:
             if self._closed:
                 return -1
             self._asked += 1
-            who = (number, self._asked, told)
-            if operator is None or number <= self._next.setdefault(operator, self._first):
-                heapq.heappush(self._ready, who)
-            else:
-                self._early.setdefault(operator, {})[number] = who
-            if operator is not None:
-                self._pass(number, operator)
+            at = self._at(operator)
+            heapq.heappush(at.waiting, (number, self._asked, told))
+            if partition is not None:
+                at.busy.add(partition)
+            at.came(number, _WHOLE if partition is None else partition)
             self._grant()
         return told.get()
 
-    def passed(self, number: int, operator: int) -> None:
-        """A chunk is through with this operator, whether it took a process there or not."""
+    def passed(self, number: int, operator: int, partition: int | None = None) -> None:
+        """A part, or a whole chunk, is through with this operator, whether it took a process there or not."""
         with self._lock:
-            self._pass(number, operator)
+            self._at(operator).came(number, _WHOLE if partition is None else partition)
             self._grant()
 
-    def give(self, worker: int) -> None:
-        """A process is free again."""
+    def give(self, worker: int, operator: int, partition: int | None = None) -> None:
+        """A process is free again; the part that had it is done."""
         with self._lock:
             self._free.append(worker)
+            if partition is not None:
+                self._at(operator).busy.discard(partition)
             self._grant()
 
     def close(self) -> None:
         """Nobody gets one any more."""
         with self._lock:
             self._closed = True
-            for early in self._early.values():
-                self._ready += early.values()
-            for _, _, told in self._ready:
-                told.put(-1)
-            self._ready, self._early = [], {}
+            for operator in self._operators.values():
+                for _, _, told in operator.waiting:
+                    told.put(-1)
+                operator.waiting.clear()
 
-    def _pass(self, number: int, operator: int) -> None:
-        """The turn goes on behind `number`, once it is there: whoever asked by then waits before those behind it."""
-        at = self._next.setdefault(operator, self._first)
-        passed, early = self._passed.setdefault(operator, set()), self._early.setdefault(operator, {})
-        if number >= at:
-            passed.add(number)
-        while at in passed:
-            passed.remove(at)
-            if at in early:
-                heapq.heappush(self._ready, early.pop(at))
-            at += 1
-        self._next[operator] = at
+    def _at(self, operator: int) -> _Operator:
+        found = self._operators.get(operator)
+        if found is None:
+            found = self._operators[operator] = _Operator(self._first)
+        return found
 
     def _grant(self) -> None:
-        while self._free and self._ready:
-            _, _, told = heapq.heappop(self._ready)
+        while self._free:
+            first = [operator for operator in self._operators.values() if operator.waiting]
+            may = [operator for operator in first if operator.waiting[0][0] <= operator.turn()]
+            if not may:
+                here = sum(len(operator.waiting) for operator in first) + self._workers - len(self._free)
+                if not first or here < self._callers:
+                    return
+                may = first
+            _, _, told = heapq.heappop(min(may, key=lambda operator: operator.waiting[0]).waiting)
             told.put(self._free.pop())
