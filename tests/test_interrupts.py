@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -12,13 +13,18 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
+import penstock.spark
 from interrupt_support import STORM, Interrupts, at_every_instruction, taken
 from penstock import ordered
+from penstock._mesh import alone
+from penstock.dataflow import Worker, run_here
 from penstock.ordered._driver import _open
-from penstock.workloads import wordcount
+from penstock.workloads import nexmark, tpcxbb, wordcount
+from tpcxbb_support import write as tpcxbb_tables
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +229,149 @@ def test_readers_outlive_an_interrupt_or_say_that_they_did_not(tmp_path: Path) -
     edges = [rows(batch) for batch in pk.graph.read_edges(tmp_path / "edges.txt")]
     at_every_instruction(lambda: pk.graph.read_edges(tmp_path / "edges.txt"), edges, torn=True, show=rows)
     words = [b"to ", b"be or ", b"not"]
-    at_every_instruction(lambda: wordcount.chunks([tmp_path / "text.txt"], chunk_bytes=5), words, torn=True)
+    text = [tmp_path / "text.txt"]
+    at_every_instruction(lambda: wordcount.chunks(text, chunk_bytes=5), words, torn=True)
+    at_every_instruction(
+        lambda: wordcount.read(text, chunk_bytes=5), [[(word,)] for word in words], torn=True, show=rows
+    )
+    pq.write_table(pa.table({"auction": [1, 2, 3]}), tmp_path / "bid.parquet")
+    flow = pk.Flow("auction bigint", name="bid").map_batches(lambda batch: batch)
+    at_every_instruction(
+        lambda: nexmark.read(flow, tmp_path, batch_rows=2)["bid"], [[(1,), (2,)], [(3,)]], torn=True, show=rows
+    )
+
+
+def test_tpcxbb_outlives_an_interrupt_or_says_that_it_did_not(tmp_path: Path) -> None:
+    clicks = [(seq, 100, seq, None, 1 + seq % 3, 1, seq % 2) for seq in range(4)]
+    folder = tpcxbb_tables(tmp_path, clicks, [])
+    query = tpcxbb.find("q2_sessions")
+
+    def read() -> Any:
+        return tpcxbb.read(query.stream, query.columns, folder, batch_rows=2)
+
+    stream = list(read())
+    assert len(stream) == 2
+    at_every_instruction(read, [rows(batch) for batch in stream], torn=True, stride=7, show=rows)
+    at_every_instruction(
+        lambda: tpcxbb.in_order(iter(stream), "clicks"), [rows(batch) for batch in stream], torn=True, show=rows
+    )
+    expected = [rows(batch) for batch in tpcxbb.run_local(query, folder, mode="inline")]
+    assert sum(map(len, expected)) == 4
+    at_every_instruction(
+        lambda: tpcxbb.run_local(query, folder, mode="inline"), expected, torn=True, stride=17, show=rows
+    )
+    numbers = pa.schema({"n": pa.int64()})
+    at_every_instruction(
+        lambda: tpcxbb.pack(iter([(1,), (2,), (3,)]), numbers, 2), [[(1,), (2,)], [(3,)]], torn=True, show=rows
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # some land where the run is freed
+def test_functions_for_spark_outlive_an_interrupt_or_say_that_they_did_not() -> None:
+    whole = doubling().map_in_arrow()
+    twice_rows = pk.spark.ordered(lambda row: (row["k"] * 2,), "k bigint", rows=True, workers=1, mode="inline")
+    expected = [rows(batch) for batch in whole(blocks())]
+    assert len(expected) == 3
+    at_every_instruction(lambda: whole(blocks()), expected, torn=True, stride=7, show=rows)
+    at_every_instruction(
+        lambda: twice_rows(blocks()), [list(itertools.chain(*expected))], torn=True, stride=7, show=rows
+    )
+    each = pk.spark.ordered_partitions(twice, workers=1, mode="inline", chunk=2)
+    at_every_instruction(lambda: each(range(5)), TWICE, torn=True, stride=7)
+
+
+# Programs of workers
+
+
+def in_this_thread(program: Callable[[Worker], Any]) -> Any:
+    with alone(1) as seats:
+        return run_here(seats, program)
+
+
+def test_a_loop_over_a_sequencer_that_begins_again_gets_what_an_interrupt_kept() -> None:
+    def program(worker: Worker, interrupts: Interrupts) -> list[int]:
+        got: list[int] = []
+        with worker.sequencer() as log:
+            for x in range(4):
+                log.push(x)
+            log.close()
+            while not log.finished or len(got) < 4:
+                with contextlib.suppress(KeyboardInterrupt), interrupts.armed():
+                    got.extend(log)
+        return got
+
+    for at in itertools.count():
+        interrupts = Interrupts(at)
+        assert in_this_thread(lambda worker, interrupts=interrupts: program(worker, interrupts)) == [0, 1, 2, 3], at
+        if not interrupts.fired:
+            break
+
+
+def all_of(iterable: Any, interrupts: Interrupts) -> list[Any]:
+    """What there is now, by somebody who catches interrupts and goes on."""
+    got: list[Any] = []
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            with interrupts.armed():
+                got.extend(iterable())
+            return got
+
+
+def test_an_operator_that_catches_interrupts_gets_each_block_and_notification_once() -> None:
+    def program(worker: Worker, interrupts: Interrupts) -> tuple[list[Any], list[int]]:
+        blocks: list[Any] = []
+        complete: list[int] = []
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+
+            def keep(capability: Any) -> Any:
+                capability.drop()
+
+                def logic(input: Any, output: Any, frontiers: Any) -> None:
+                    for capability, block in all_of(lambda: input, interrupts):
+                        blocks.append((capability.time, block))
+                        frontiers.notify_at(capability)
+                    complete.extend(c.time for c in all_of(frontiers.notifications, interrupts))
+
+                return logic
+
+            stream.unary(keep)
+        for time in range(3):
+            numbers.advance_to(time)
+            numbers.send([time])
+        numbers.close()
+        return blocks, complete
+
+    for at in itertools.count():
+        interrupts = Interrupts(at)
+        blocks, complete = in_this_thread(lambda worker, interrupts=interrupts: program(worker, interrupts))
+        assert (blocks, complete) == ([(0, [0]), (1, [1]), (2, [2])], [0, 1, 2]), (at, interrupts.places)
+        if not interrupts.fired:
+            break
+
+
+def test_an_input_holds_no_capability_of_a_block_that_it_gave() -> None:
+    def program(worker: Worker) -> list[bool]:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+
+            def first(capability: Any) -> Any:
+                capability.drop()
+
+                def logic(input: Any, output: Any, frontiers: Any) -> None:
+                    for _ in input:
+                        frontiers.activate()
+                        break
+
+                return logic
+
+            probe = stream.unary(first).probe()
+        numbers.send([1])
+        numbers.advance_to(1)
+        worker.step_while(lambda: probe.less_than(1))
+        return True
+
+    assert in_this_thread(program)
 
 
 def test_a_storm_of_signals_costs_a_local_run_nothing() -> None:

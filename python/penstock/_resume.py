@@ -20,11 +20,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, starmap
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import Interrupted, ThreadError
 
-__all__ = ["Aside", "Given", "caught", "guarded"]
+if TYPE_CHECKING:
+    from penstock._native import Handover
+
+__all__ = ["Aside", "Given", "Guarded", "Passed", "caught", "guarded"]
 
 T = TypeVar("T")
 
@@ -121,6 +124,42 @@ class Given:
         return made
 
 
+class Passed:
+    """Passes on what a native function gives, until it gives None, and holds nothing of what it has passed on.
+
+    For what somebody else waits to be let go of, such as capabilities: `Given` holds the last one until the next.
+
+    Parameters
+    ----------
+    take : callable
+        Native: what it returns is kept whatever interrupts whom.
+    make : callable
+        What is handed out for it.
+    """
+
+    __slots__ = ("_box", "_made", "_make", "_take")
+
+    def __init__(self, take: Callable[[], Any], make: Callable[[Any], Any]) -> None:
+        self._take, self._make = take, make
+        self._box: list[Any] = []
+        self._made: list[Any] = []
+
+    def _fill(self) -> list[Any] | None:
+        """A list with the next one, which `list.pop` hands out: no interrupt comes between the two."""
+        if not self._made:
+            if not self._box:
+                caught(self._box, self._take)
+            if self._box[0] is None:
+                self._box.clear()
+                return None
+            self._made.append(self._make(self._box[0]))
+        self._box.clear()
+        return self._made
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(list.pop, iter(self._fill, None))
+
+
 class _Guarded:
     """Fills from an iterator that an interrupt may kill."""
 
@@ -128,10 +167,18 @@ class _Guarded:
         self._items, self._what = items, what
         self._given: tuple[int, list[Any]] = (-1, [])
         self._box: list[Any] = []
-        self._inside = False
+        self._inside = self._closed = False
+
+    def close(self) -> None:
+        """Close the iterator, where it can be closed: no further item comes."""
+        self._closed = True
+        if hasattr(self._items, "close"):
+            self._items.close()
 
     def fill(self, taken: int) -> list[Any] | None:
         """The next item, once."""
+        if self._closed:
+            return None
         serial, given = self._given
         if serial == taken:
             return given
@@ -157,8 +204,35 @@ class _Guarded:
         return self._box
 
 
-def guarded(items: Iterable[T], what: str) -> Iterator[T]:
-    """An iterator that an interrupt never ends silently: it goes on, or raises `Interrupted` from then on."""
-    from penstock import _native
+class Guarded(Generic[T]):
+    """See `guarded`."""
 
-    return _native.Handover(_Guarded(iter(items), what).fill, ThreadError)
+    # As `OrderedIterator`: a method in Python would lose the item that it has in its hand when an interrupt comes.
+    if TYPE_CHECKING:
+
+        def __next__(self) -> T: ...
+
+    else:
+        __slots__ = ("__next__", "_inner", "_results")
+
+    _inner: _Guarded
+    _results: Handover
+
+    def __init__(self, items: Iterable[T], what: str) -> None:
+        from penstock import _native
+
+        self._inner = _Guarded(iter(items), what)
+        self._results = _native.Handover(self._inner.fill, ThreadError)
+        self.__next__ = self._results.__next__  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[T]:
+        return self._results
+
+    def close(self) -> None:
+        """Close the iterator inside, where it can be closed: no further item comes."""
+        self._inner.close()
+
+
+def guarded(items: Iterable[T], what: str) -> Guarded[T]:
+    """An iterator that an interrupt never ends silently: it goes on, or raises `Interrupted` from then on."""
+    return Guarded(items, what)

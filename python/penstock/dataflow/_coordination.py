@@ -168,10 +168,14 @@ class Sequencer(Generic[X]):
     (True, ['from 0', 'from 1'])
     """
 
-    __slots__ = ("_native",)
+    __slots__ = ("_elements", "_native")
 
     def __init__(self, native: _native.DataflowSequencer) -> None:
+        from penstock import _native
+
         self._native = native
+        # One for all loops: the next loop gets what an interrupt has kept from the one before.
+        self._elements = _native.Handover(Given(native.wait_next, itemgetter(0)).fill, ThreadError)
 
     def push(self, element: X) -> None:
         """Append an element. It leaves with the next step of the worker.
@@ -265,9 +269,7 @@ class Sequencer(Generic[X]):
 
     def __iter__(self) -> Iterator[X]:
         """The elements as they come, until all workers have closed. An interrupt loses none, wherever it lands."""
-        from penstock import _native
-
-        return _native.Handover(Given(self._native.wait_next, itemgetter(0)).fill, ThreadError)
+        return self._elements
 
     def __enter__(self) -> Sequencer[X]:
         return self

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
+from penstock._resume import Passed
 from penstock.dataflow._functions import failed
 from penstock.errors import CapabilityError
 
@@ -173,23 +175,25 @@ class Input(Generic[X]):
     """The blocks that wait at one input of an operator.
 
     Iterating it takes them: each comes as ``(capability, block)``, and the block counts as read. Keep the capability
-    to send at its time later; otherwise letting go of it releases it. What is left unread stays for the next run.
+    to send at its time later; otherwise letting go of it releases it. What is left unread stays for the next run. An
+    interrupt that the operator catches costs it no block: iterating again goes on with the next one.
 
     Examples
     --------
     See `Stream.unary`.
     """
 
-    __slots__ = ("_index", "_ports")
+    __slots__ = ("_blocks",)
 
     def __init__(self, ports: _native.DataflowPorts, index: int) -> None:
-        self._ports = ports
-        self._index = index
+        self._blocks = Passed(partial(ports.next, index), _with_capability)
 
     def __iter__(self) -> Iterator[tuple[Capability, list[X]]]:
-        take, index = self._ports.next, self._index
-        while (found := take(index)) is not None:
-            yield Capability(found[0]), found[1]
+        return iter(self._blocks)
+
+
+def _with_capability(found: tuple[_native.DataflowCapability, Any]) -> tuple[Capability, Any]:
+    return Capability(found[0]), found[1]
 
 
 class Output:
@@ -275,10 +279,11 @@ class Frontiers:
     [[(0, [20]), (1, [22]), (2, [24])]]
     """
 
-    __slots__ = ("_ports",)
+    __slots__ = ("_complete", "_ports")
 
     def __init__(self, ports: _native.DataflowPorts) -> None:
         self._ports = ports
+        self._complete = Passed(ports.notification, Capability)
 
     def frontier(self, input: int = 0) -> list[Time]:
         """The least times that may still come at an input; empty when it is finished.
@@ -384,14 +389,14 @@ class Frontiers:
     def notifications(self) -> Iterator[Capability]:
         """The capabilities of the times that are complete and were asked for, the earliest first.
 
-        Never early, each exactly once; what the loop does not take stays for the next run.
+        Never early, each exactly once; what the loop does not take stays for the next run. An interrupt that the
+        operator catches costs it none.
 
         Examples
         --------
         See `Frontiers`.
         """
-        while (found := self._ports.notification()) is not None:
-            yield Capability(found)
+        return iter(self._complete)
 
     def activate(self) -> None:
         """Make this operator run again, also when nothing comes: for logic with more to do than one step should take.

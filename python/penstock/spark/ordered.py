@@ -23,6 +23,7 @@ from penstock import _cpus
 from penstock._durations import Timeout
 from penstock._functions.calls import user_error
 from penstock._functions.short import short
+from penstock._resume import guarded
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.spark._tasks import functions
@@ -213,7 +214,7 @@ class OrderedPartitions:
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
         """Run over the elements of one partition."""
-        yield from self.run.results(elements, "element")
+        return guarded(self.run.results(elements, "element"), "the run of ordered_partitions")
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,9 @@ class OrderedFunction:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run over the batches of one partition."""
+        return guarded(self._results(batches), "the run of ordered")
+
+    def _results(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         unit = "row" if self.rows else "batch"
         items: Iterable[Any] = batches
         if self.rows:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._functions.inline import drive
+from penstock._resume import guarded
 from penstock._schema import conform, spark_types
 from penstock.errors import ConfigError, PlanError
 from penstock.spark._tasks import functions
@@ -51,6 +52,9 @@ class PartitionFunction:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the flow over the batches of one partition; the watermark is infinite at their end."""
+        return guarded(self._run(batches), "the run of a flow over a partition")
+
+    def _run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from penstock import _native
 
         run = _native.InlineRun(self.plan, load_calls(self.calls))

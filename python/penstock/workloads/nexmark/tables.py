@@ -104,7 +104,7 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> dict
     SchemaError
         When it lacks a column.
     """
-    found = {}
+    found: dict[str, Iterator[pa.RecordBatch]] = {}
     for table, schema in query_flow.sources.items():
         file = open_table(folder, table)
         _require(file, schema.names, folder, table)

@@ -10,13 +10,14 @@ Departure: a stream on Spark is one partition, since a parallel sort orders part
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._resume import Guarded, guarded
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.workloads.tpcxbb.queries import Query, narrow, pack, pipeline
 from penstock.workloads.tpcxbb.tables import in_order, read, read_spark, require, rows
@@ -50,7 +51,7 @@ def run_local(
     queue: str = "hybrid",
     batch_rows: int = 8_192,
     step: Callable[[int], None] | None = None,
-) -> Generator[pa.RecordBatch, None, None]:
+) -> Guarded[pa.RecordBatch]:
     """Run a query in this process.
 
     Parameters
@@ -68,8 +69,9 @@ def run_local(
 
     Returns
     -------
-    generator of pyarrow.RecordBatch
-        Of `Query.schema`; closing it early stops all.
+    iterator of pyarrow.RecordBatch
+        Of `Query.schema`; its ``close`` stops all early. After an interrupt it goes on, or raises `Interrupted` from
+        then on.
 
     Raises
     ------
@@ -78,12 +80,12 @@ def run_local(
     """
     line = pipeline(query, folder, scheduler, queue)
     source = _told(read(query.stream, query.columns, folder, batch_rows), step)
-    return _packed(line, source, query.schema, workers, mode)
+    return guarded(_packed(line, source, query.schema, workers, mode), f"the run of {query.name}")
 
 
 def _packed(
     line: Any, source: Iterator[pa.RecordBatch], schema: pa.Schema, workers: int | None, mode: str
-) -> Generator[pa.RecordBatch, None, None]:
+) -> Iterator[pa.RecordBatch]:
     with contextlib.closing(line.run(source, workers=workers, mode=mode)) as results:
         yield from pack(results, schema)
 

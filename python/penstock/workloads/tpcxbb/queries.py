@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import ordered
+from penstock._resume import guarded
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads.tpcxbb import steps
 from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES, Params, Table, dimension, load_params
@@ -308,7 +309,10 @@ def pack(rows: Iterable[tuple[Any, ...]], schema: pa.Schema, most: int = _ROWS) 
     SchemaError
         When a value does not fit its column.
     """
-    rest = iter(rows)
+    return guarded(_pack(iter(rows), schema, most), "the packing of rows")
+
+
+def _pack(rest: Iterator[tuple[Any, ...]], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
     while part := list(itertools.islice(rest, most)):
         columns = zip(*part, strict=True)
         arrays = [_array(values, field) for values, field in zip(columns, schema, strict=True)]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._resume import guarded
 from penstock._schema import conform
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads.params import read_params
@@ -205,6 +206,10 @@ def in_order(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.Record
     ...
     penstock.errors.SchemaError: clicks has seq 2 twice; seq is the order of the stream, number its rows one by one
     """
+    return guarded(_in_order(batches, name), f"the reading of {name}")
+
+
+def _in_order(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
     last: int | None = None
     for batch in batches:
         if not batch.num_rows:
