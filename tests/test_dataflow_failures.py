@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -64,6 +65,44 @@ def test_user_code_that_raises_stops_all_and_reaches_the_caller(where: str) -> N
     assert isinstance(caught.value.__cause__, ValueError)
     if where in ("map", "filter", "flat_map", "inspect"):
         assert caught.value.step == f"{where} bad" and "item: 1" in str(caught.value)
+
+
+async def fetched(*_: Any) -> int:
+    return 1
+
+
+STEPS = ["map", "filter", "flat_map", "map_blocks", "inspect", "inspect_blocks", "exchange"]
+
+
+@pytest.mark.parametrize("where", STEPS)
+def test_a_coroutine_function_is_refused_where_it_is_given(where: str) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            getattr(stream, where)(fetched)
+
+    with pytest.raises(errors.ConfigError, match=f"{where} fetched: fetched is a coroutine function"):
+        pk.execute(program, workers=1)
+
+
+@pytest.mark.parametrize("where", STEPS)
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_is_returned_all_the_same_is_an_error_that_names_the_item(where: str) -> None:
+    def some(*given: Any) -> Any:
+        if given[-1] not in (20, [10, 20, 30]):
+            return ()
+        return [fetched()] if where == "flat_map" else fetched()
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            getattr(stream, where)(some)
+        numbers.send([10, 20, 30])
+
+    with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(fetched\)") as caught:
+        pk.execute(program, workers=2)
+    assert "blocks" in where or "item: 20" in str(caught.value)
+    gc.collect()  # nothing is left that was never awaited
 
 
 def test_waiting_for_what_cannot_come_is_an_error() -> None:

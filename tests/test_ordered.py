@@ -9,6 +9,7 @@ import importlib
 import itertools
 import pkgutil
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -430,3 +431,47 @@ def test_a_coroutine_that_is_returned_all_the_same_is_an_error_at_its_place(mode
             assert raised.value.item == 2 - 1
             assert next(results) == 3
         gc.collect()  # nothing is left that was never awaited
+
+
+def of_coroutines(x: int) -> Any:
+    return [x, fetched(x)] if x == 20 else [x]
+
+
+OF_COROUTINES: list[tuple[Callable[[], ordered.Step], list[Any]]] = [
+    (lambda: ordered.flat_map(of_coroutines), [10, 20, 1, 30]),
+    (lambda: ordered.flat_map(lambda x: fetched(x) if x == 20 else [x]), [10, None, 30]),
+    (lambda: ordered.map_batches(lambda xs: [fetched(x) if x == 20 else x for x in xs]), [10, 1, 30]),
+    (lambda: ordered.map_batches(lambda xs: fetched(0) if xs == [20] else xs), [10, 1, 30]),
+    (lambda: ordered.stateful(lambda s, x: (s, of_coroutines(x))), [10, 20, 1, 30]),
+    (lambda: ordered.stateful(lambda s, x: fetched(x) if x == 20 else (s, [x])), [10, 1, 30]),
+    (lambda: ordered.stateful(lambda s, x: (s, fetched(x) if x == 20 else [x])), [10, 1, 30]),
+    (lambda: ordered.stateful(lambda s, x: (s, [x]), finish=lambda s: [fetched(0)]), [10, 20, 30, None]),
+    (lambda: ordered.stateful(lambda s, x: (s, [x]), initial=lambda: fetched(0)), [None] * 3),
+    (lambda: ordered.partitioned(lambda s, x: (s, of_coroutines(x)), key=lambda x: x % 3), [10, 20, 1, 30]),
+    (lambda: ordered.partitioned(lambda s, x: (s, [x]), key=lambda x: fetched(x) if x == 20 else x), [10, 1, 30]),
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "step", "expected"),
+    [
+        *(("inline", *case) for case in OF_COROUTINES),
+        *(("threads", *case) for case in OF_COROUTINES),
+        *(("processes", *OF_COROUTINES[place]) for place in (0, 4, -1)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_among_outputs_is_an_error_at_its_place(
+    mode: str, step: Callable[[], ordered.Step], expected: list[Any]
+) -> None:
+    with pk.Pipeline([step()]).run([10, 20, 30], mode=mode, workers=2, chunk=1) as results:
+        got: list[Any] = []
+        while True:
+            try:
+                got += results
+                break
+            except errors.UserFunctionError as error:
+                assert re.search(r"returned a coroutine \(\S*fetched\), which nobody awaits", str(error))
+                got.append(error.item)
+    assert got == expected
+    gc.collect()  # nothing is left that was never awaited

@@ -33,6 +33,17 @@ def test_what_cannot_travel_is_named_where_it_is_given() -> None:
         flow.map_in_arrow()
 
 
+async def fetched(x: int) -> int:
+    return x
+
+
+def test_coroutine_functions_are_refused_where_they_are_given() -> None:
+    with pytest.raises(ConfigError, match=r"^ordered: fetched is a coroutine function, and nobody awaits"):
+        pk.spark.ordered(fetched, "id bigint")
+    with pytest.raises(ConfigError, match=r"^ordered_partitions: fetched is a coroutine function"):
+        pk.spark.ordered_partitions(fetched)
+
+
 def test_the_step_that_cannot_travel_is_named() -> None:
     calls = [{"step": "step 1", "func": abs}, {"step": "step 2", "func": lambda: LOCK}]
     assert load_calls(dump_calls(calls[:1])) == calls[:1]

@@ -10,13 +10,26 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from types import CoroutineType
 from typing import Any, TypeVar
 
+from penstock._coroutines import require_plain, unawaited
 from penstock._functions.calls import locate, user_error
 from penstock._functions.short import short
 from penstock.errors import BlockError, PenstockError, UserFunctionError
 
-__all__ = ["each_block", "each_item", "failed", "keys_of", "name_of", "observe", "refused_key"]
+__all__ = [
+    "each_block",
+    "each_item",
+    "expanded",
+    "failed",
+    "kept",
+    "keys_of",
+    "mapped",
+    "name_of",
+    "observe",
+    "refused_key",
+]
 
 R = TypeVar("R")
 
@@ -55,7 +68,14 @@ def _items(step: str, block: Any, instead: str) -> list[Any]:
 def each_item(
     step: str, func: Callable[..., Any], loop: Callable[[Callable[..., Any], Iterator[Any]], R], instead: str
 ) -> Callable[[Any], R]:
-    """A function from block to block: ``loop(func, items)``, with the item named that `func` failed on."""
+    """A function from block to block: ``loop(func, items)``, with the item named that `func` failed on.
+
+    Raises
+    ------
+    ConfigError
+        For a coroutine function.
+    """
+    require_plain(func, step)
 
     def call(block: Any) -> R:
         items = _items(step, block, instead)
@@ -72,11 +92,15 @@ def each_item(
 
 
 def each_block(step: str, func: Callable[..., R]) -> Callable[..., R]:
-    """`func` itself, with its exceptions turned into the user's error."""
+    """`func` itself, with its exceptions turned into the user's error; as `each_item`."""
+    require_plain(func, step)
 
     def call(*arguments: Any) -> R:
         try:
-            return func(*arguments)
+            result = func(*arguments)
+            if result.__class__ is CoroutineType:
+                _refuse(result)
+            return result
         except Exception as error:
             made = failed(step, func, error)
             raise made from _cause(made, error)
@@ -84,12 +108,42 @@ def each_block(step: str, func: Callable[..., R]) -> Callable[..., R]:
     return call
 
 
+def _refuse(made: Any) -> Any:
+    raise TypeError(f"the function {unawaited(made)}")
+
+
+def _true(mark: Any) -> bool:
+    if mark.__class__ is CoroutineType:
+        _refuse(mark)
+    return True
+
+
+# ``for made in [...]`` in a comprehension is an assignment: a call more for each item would cost half of the loop.
+
+
+def mapped(func: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What a function gives for each item."""
+    return [made if made.__class__ is not CoroutineType else _refuse(made) for item in items for made in [func(item)]]
+
+
+def expanded(func: Callable[[Any], Iterable[Any]], items: Iterable[Any]) -> list[Any]:
+    """All that a function gives for each item."""
+    return [made if made.__class__ is not CoroutineType else _refuse(made) for item in items for made in func(item)]
+
+
+def kept(predicate: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """The items for which a function is true."""
+    return [item for item in items for mark in [predicate(item)] if mark and (mark is True or _true(mark))]
+
+
 def observe(step: str, func: Callable[[Any], Any]) -> Callable[[Any, Any], None]:
     """A function of (time, block) that shows each item to `func`."""
 
     def loop(func: Callable[[Any], Any], items: Iterable[Any]) -> None:
         for item in items:
-            func(item)
+            made = func(item)
+            if made.__class__ is CoroutineType:
+                _refuse(made)
 
     shown = each_item(step, func, loop, "inspect_blocks")
     return lambda time, block: shown(block)
@@ -97,7 +151,7 @@ def observe(step: str, func: Callable[[Any], Any]) -> Callable[[Any, Any], None]
 
 def keys_of(step: str, key: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     """A function from block to the keys of its items."""
-    return each_item(step, key, lambda key, items: [key(item) for item in items], "the name of a column as key")
+    return each_item(step, key, mapped, "the name of a column as key")
 
 
 def refused_key(step: str, key: Callable[[Any], Any]) -> Callable[[Exception], Exception]:

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from penstock._bounds import OnFailure, parse_bounds
 from penstock.dataflow._bounded import BoundedStats, Failure, beginner
-from penstock.dataflow._functions import each_block, each_item, keys_of, name_of, observe, refused_key
+from penstock.dataflow._functions import (
+    each_block,
+    each_item,
+    expanded,
+    kept,
+    keys_of,
+    mapped,
+    name_of,
+    observe,
+    refused_key,
+)
 from penstock.dataflow._handles import Block, Loop, Probe
 from penstock.dataflow._operator import Capability, Time
 from penstock.dataflow._stateful import Fold, machine, routed, stateful
@@ -86,8 +96,7 @@ class Stream(Generic[X]):
         [[(0, ['A', 'B'])]]
         """
         step = f"map {name_of(func)}"
-        call = each_item(step, func, lambda func, items: [func(item) for item in items], "map_blocks")
-        return self._apply(step, call)
+        return self._apply(step, each_item(step, func, mapped, "map_blocks"))
 
     def flat_map(self, func: Callable[[X], Iterable[Y]]) -> Stream[Y]:
         """Each item through a function that gives any number of items.
@@ -105,8 +114,7 @@ class Stream(Generic[X]):
         [[(0, ['to', 'be', 'or', 'not', 'to', 'be'])]]
         """
         step = f"flat_map {name_of(func)}"
-        call = each_item(step, func, lambda func, items: [made for item in items for made in func(item)], "map_blocks")
-        return self._apply(step, call)
+        return self._apply(step, each_item(step, func, expanded, "map_blocks"))
 
     def filter(self, predicate: Callable[[X], Any]) -> Stream[X]:
         """The items for which a function is true.
@@ -124,10 +132,7 @@ class Stream(Generic[X]):
         [[(0, [1, 3])]]
         """
         step = f"filter {name_of(predicate)}"
-        call = each_item(
-            step, predicate, lambda predicate, items: [item for item in items if predicate(item)], "map_blocks"
-        )
-        return self._apply(step, call)
+        return self._apply(step, each_item(step, predicate, kept, "map_blocks"))
 
     def map_blocks(self, func: Callable[[Any], Any]) -> Stream[Any]:
         """Each block through a function, which gives a list, a record batch, or None for nothing.

@@ -14,12 +14,15 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from types import CoroutineType
 from typing import Any
 
+from penstock._coroutines import unawaited
 from penstock.errors import NotPicklable
 from penstock.ordered._chunk import Chunk, Failure
 from penstock.ordered._steps import Step
-from penstock.ordered._transforms import failure, wrong
+from penstock.ordered._transforms import failure, misfit, refuse_coroutines, wrong
 
 __all__ = ["Keyed", "Packed", "Part", "Table", "run_part"]
 
@@ -90,6 +93,9 @@ def run_part(
         out: list[Any] = []
         outs.append(out)
         _run_item(keyed, states, key, item, number, here, out)
+    if CoroutineType in map(type, chain.from_iterable(outs)):
+        for out, number in zip(outs, numbers, strict=True):
+            refuse_coroutines(out, [number] * len(out), keyed.name)
     return outs
 
 
@@ -114,11 +120,11 @@ def _run_item(
                 state = pickle.loads(state.body)
         made = keyed.call(state, item)
         if made.__class__ is not tuple or len(made) != 2:
-            raise wrong(name, f"must return (state, outputs), got {made!r:.80}", number)
+            raise misfit(name, "(state, outputs)", made, number)
         state, outputs = made
         if outputs is not None:
             if not hasattr(outputs, "__iter__"):
-                raise wrong(name, f"must return outputs that are an iterable or None, got {outputs!r:.80}", number)
+                raise misfit(name, "outputs that are an iterable or None", outputs, number)
             out.extend(outputs)
         if state is None and keyed.forgets:
             states.pop(key, None)
@@ -151,7 +157,12 @@ class Keyed:
 
     def fresh(self) -> Any:
         """The state of a new key."""
-        return self._initial() if callable(self._initial) else copy.deepcopy(self._initial)
+        if not callable(self._initial):
+            return copy.deepcopy(self._initial)
+        made = self._initial()
+        if made.__class__ is CoroutineType:
+            raise wrong(f"initial of {self.name}", unawaited(made))
+        return made
 
     # A chunk and its parts
 
@@ -170,6 +181,8 @@ class Keyed:
             else:
                 try:
                     key = self.key(value)
+                    if key.__class__ is CoroutineType:
+                        raise wrong(f"the key of {self.name}", unawaited(key), numbers[position])
                     partition = hash(key) % self.partitions
                 except BaseException as error:
                     chunk.values[position] = failure(error, numbers[position], f"the key of {self.name}")
@@ -214,8 +227,9 @@ class Keyed:
             made = self._finish(key, state) if self.forgets else self._finish(state)
             if made is not None:
                 if not hasattr(made, "__iter__"):
-                    raise wrong(f"finish of {self.name}", f"must return an iterable or None, got {made!r:.80}")
+                    raise misfit(f"finish of {self.name}", "an iterable or None", made)
                 out.extend(made)
+                refuse_coroutines(out, [None] * len(out), f"finish of {self.name}")
         except BaseException as error:
             out.append(failure(error, None, f"finish of {self.name}"))
         return out
@@ -264,6 +278,8 @@ class Keyed:
                 try:
                     if self.key is not None:
                         key = self.key(value)
+                        if key.__class__ is CoroutineType:
+                            raise wrong(f"the key of {self.name}", unawaited(key), number)
                         states = self.tables[hash(key) % self.partitions].states
                 except BaseException as error:
                     values.append(failure(error, number, f"the key of {self.name}"))
@@ -272,6 +288,7 @@ class Keyed:
                     failed += not _run_item(self, states, key, value, number, (chunk.number, place), values)
             if len(values) > len(origins):
                 origins.extend([number] * (len(values) - len(origins)))
+        failed += refuse_coroutines(values, origins, self.name)
         chunk.values, chunk.origins, chunk.failed = values, origins, failed
 
     # States on their way to a worker process and back

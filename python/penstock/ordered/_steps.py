@@ -9,12 +9,11 @@ more than one item at a time (`map_batches` over plain items) it must treat each
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock._coroutines import require_plain
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,17 +88,7 @@ def _step(kind: str, f: Any, name: str | None, **options: Any) -> Step:
 
 
 def _awaited(f: Any, what: str) -> None:
-    """Refuse a function whose results nobody would await."""
-    inner = f
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    called = inspect.getattr_static(type(inner), "__call__", None)
-    if any(inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) for found in (inner, called)):
-        raise ConfigError(
-            f"{what}: {describe(inner)} is a coroutine function, and nobody awaits what it returns; give a function"
-            f" that runs it, such as lambda x: asyncio.run({describe(inner)}(x)), with mode='threads' and as many"
-            " workers as may wait at a time"
-        )
+    require_plain(f, what, ", with mode='threads' and as many workers as may wait at a time")
 
 
 def map(f: Callable[[Any], Any], *, name: str | None = None) -> Step:

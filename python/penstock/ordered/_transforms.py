@@ -16,11 +16,12 @@ from itertools import compress
 from types import CoroutineType
 from typing import Any
 
+from penstock._coroutines import unawaited
 from penstock.errors import ConfigError, UserFunctionError
 from penstock.ordered._chunk import Chunk, Failure, add_note
 from penstock.ordered._steps import Step
 
-__all__ = ["Transform", "failure", "make_transform", "wrong"]
+__all__ = ["Transform", "failure", "make_transform", "misfit", "refuse_coroutines", "wrong"]
 
 Transform = Callable[[Chunk], None]
 
@@ -37,6 +38,13 @@ def failure(error: BaseException, item: int | None, step: str) -> Failure:
 def wrong(step: str, message: str, item: int | None = None) -> UserFunctionError:
     """The error of a function that returned what its step does not take."""
     return UserFunctionError(f"{step} {message}", step=step, item=item)
+
+
+def misfit(step: str, wanted: str, made: Any, item: int | None = None) -> UserFunctionError:
+    """The error of a function that returned this, and not what is `wanted`."""
+    if type(made) is CoroutineType:
+        return wrong(step, unawaited(made), item)
+    return wrong(step, f"must return {wanted}, got {made!r:.80}", item)
 
 
 def _passing(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -63,21 +71,20 @@ def _call_each(f: Callable[[Any], Any], chunk: Chunk, step: str) -> list[Any]:
             error = raised
         out.append(failure(error, chunk.numbers()[len(out)], step))
         chunk.failed += 1
-    if CoroutineType in map(type, out):
-        _refuse_coroutines(out, chunk, step)
+    chunk.failed += refuse_coroutines(out, chunk.numbers(), step)
     return out
 
 
-def _refuse_coroutines(out: list[Any], chunk: Chunk, step: str) -> None:
-    """Put failures in place of what nobody would await, such as what a lambda around a coroutine function gives."""
-    for place, (number, value) in enumerate(zip(chunk.numbers(), out, strict=True)):
+def refuse_coroutines(out: list[Any], numbers: Iterable[int | None], step: str) -> int:
+    """Put failures in place of what nobody would await; how many. `numbers` are those of the items behind each."""
+    if CoroutineType not in map(type, out):
+        return 0
+    refused = 0
+    for place, (number, value) in enumerate(zip(numbers, out, strict=True)):
         if type(value) is CoroutineType:
-            value.close()
-            message = (
-                f"returned a coroutine ({value.__qualname__}), which nobody awaits: run it inside, as by asyncio.run"
-            )
-            out[place] = failure(wrong(step, message, number), number, step)
-            chunk.failed += 1
+            out[place] = failure(wrong(step, unawaited(value), number), number, step)
+            refused += 1
+    return refused
 
 
 class Map:
@@ -126,6 +133,7 @@ class FlatMap(Map):
 
     def __call__(self, chunk: Chunk) -> None:
         expand(chunk, self._outputs, self.name)
+        chunk.failed += refuse_coroutines(chunk.values, chunk.numbers(), self.name)
 
     def _outputs(self, value: Any) -> Iterable[Any]:
         made = self.f(value)
@@ -135,7 +143,7 @@ class FlatMap(Map):
             found: Iterable[Any] = iter(made)
             return found
         except TypeError:
-            raise wrong(self.name, f"must return an iterable or None, got {made!r:.80}") from None
+            raise misfit(self.name, "an iterable or None", made) from None
 
 
 def expand(chunk: Chunk, outputs: Callable[[Any], Iterable[Any]], step: str) -> None:
@@ -198,11 +206,12 @@ class MapBatches(Map):
             origins += numbers[start : start + len(made)]
             start = end
         chunk.values, chunk.origins = out, origins
+        chunk.failed += refuse_coroutines(out, origins, self.name)
 
     def _list(self, values: list[Any], item: int) -> list[Any]:
         made = self.f(values)
         if isinstance(made, (str, bytes, dict)) or not hasattr(made, "__len__") or not hasattr(made, "__iter__"):
-            raise wrong(self.name, f"must return a sequence of {len(values)} results, got {made!r:.80}", item)
+            raise misfit(self.name, f"a sequence of {len(values)} results", made, item)
         if len(made) != len(values):
             raise wrong(self.name, f"must return {len(values)} results, one per item, got {len(made)}", item)
         return list(made)
@@ -234,7 +243,7 @@ def arrow_batches(made: Any, step: str) -> list[Any]:
         if all(isinstance(part, pa.RecordBatch) for part in parts):
             return parts
         made = next(part for part in parts if not isinstance(part, pa.RecordBatch))
-    raise wrong(step, f"must return a RecordBatch, a Table or an iterable of RecordBatches, got {made!r:.80}")
+    raise misfit(step, "a RecordBatch, a Table or an iterable of RecordBatches", made)
 
 
 class Rows:

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import _cpus
+from penstock._coroutines import require_plain
 from penstock._durations import Timeout
 from penstock._functions.calls import user_error
 from penstock._functions.short import short
@@ -158,6 +159,8 @@ class _Run:
     ) -> _Run:
         if not _is_pipeline(f) and not callable(f):
             raise ConfigError(f"{what} needs a function or a penstock.Pipeline, not a {type(f).__name__}")
+        if not _is_pipeline(f):
+            require_plain(f, what)
         from penstock.ordered._pipeline import check_options
 
         # At the call, not in the task; there they are asked for again, and the workers are those of the task.
