@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import resource
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -113,14 +116,9 @@ def test_a_worker_that_cannot_be_started_at_all_ends_the_run(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("steps", [(ordered.map(abs),), heavy()], ids=["light", "heavy"])
-def test_who_asks_whether_hanging_workers_are_up_is_told(hanging: None, impatient: None, steps: Any) -> None:
+def test_who_waits_for_hanging_workers_is_told(hanging: None, impatient: None, steps: Any) -> None:
     pool = processes.Pool(steps, 2)
-
-    def ask() -> None:
-        while not pool.ready():
-            time.sleep(0.01)
-
-    assert isinstance(within(60, ask), errors.OrderedError)
+    assert isinstance(within(60, pool.wait), errors.OrderedError)
     assert within(60, pool.close) is None and pool.pids() == []
 
 
@@ -136,3 +134,58 @@ def test_a_pool_is_closed_while_a_worker_hangs_in_its_start(hanging: None, monke
 
 
 send = wire.send
+
+
+# Open files
+
+
+def script(text: str) -> str:
+    """What a script prints that may change the limits of its process."""
+    head = "import os, resource, penstock as pk\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(text)], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_more_workers_than_files_may_be_open_are_refused() -> None:
+    out = script("""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        try:
+            list(pk.ordered_map(abs, range(10), workers=80, mode="processes"))
+        except pk.errors.ConfigError as error:
+            print(error)
+        print(list(pk.ordered_map(abs, range(3), workers=80)))
+        """)
+    refused = (
+        r"workers=80: 80 worker processes need 1\d\d open files, and the hard limit of this process is 64; ask for"
+    )
+    assert re.match(refused, out) and out.endswith("[0, 1, 2]\n"), out
+
+
+def test_a_soft_limit_on_open_files_is_raised_as_far_as_workers_need() -> None:
+    out = script("""
+        there = len(os.listdir("/dev/fd"))
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (there + 2, hard))
+        print(list(pk.ordered_map(abs, range(6), workers=3, mode="processes", chunk=1)))
+        soft, now = resource.getrlimit(resource.RLIMIT_NOFILE)
+        print(there + 2 < soft < there + 64, now == hard)
+        """)
+    assert out == "[0, 1, 2, 3, 4, 5]\nTrue True\n"
+
+
+@pytest.mark.skipif(
+    0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="so many files may not be open here"
+)
+def test_processes_serve_who_has_very_many_files_open() -> None:
+    out = script("""
+        import pyarrow as pa
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+        print(list(pk.ordered_map(abs, range(3), workers=1, mode="processes")))
+        flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        print(flow.collect(pa.table({"k": [1, 1]}), processes=1).to_pylist())
+        """)
+    assert out == "[0, 1, 2]\n[{'k': 1, 'n': 2}]\n"

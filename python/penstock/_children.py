@@ -6,7 +6,8 @@ command line or in the environment.
 
 Invariants: a child dies with the thread that started it (where the system can tell it, on Linux), and else with its
 socket, whose end is the end of the other side; Ctrl-C of the terminal is the parent's, who ends its children in order;
-a child that does not come up costs its parent no more than the time it was given.
+a child that does not come up costs its parent no more than the time it was given; many children do not fail for a soft
+limit on open files.
 
 A child imports this, too, so what only a parent needs is imported where it is used.
 
@@ -30,7 +31,10 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["Child", "Pipe", "enter", "how_ended", "require_interpreter"]
+__all__ = ["Child", "Pipe", "enter", "how_ended", "require_descriptors", "require_interpreter"]
+
+#: Open files of a parent for each child, at most: its socket, and the memory of messages. And what starting one takes.
+_FILES, _SPARE = 4, 32
 
 #: Reads the module path of the parent and goes on in `enter`, which that makes it find.
 _BOOT = """
@@ -60,6 +64,31 @@ def require_interpreter() -> None:
     """
     if not sys.executable:
         raise ConfigError("this interpreter does not know its executable, so it cannot start others")
+
+
+def require_descriptors(children: int, what: str) -> None:
+    """Raise the limit on open files as far as so many children need it, or refuse them.
+
+    Raises
+    ------
+    ConfigError
+        When the hard limit leaves no room for their sockets, with `what` as what asks for them.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    there = len(os.listdir("/dev/fd")) + _SPARE
+    wanted = there + _FILES * children
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if most < there + children:
+        raise ConfigError(
+            f"{what}: {children} worker processes need {there + children} open files, and the hard limit of this"
+            f" process is {hard}; ask for {max(1, most - there)} at most, or raise the limit (ulimit -Hn, or"
+            " LimitNOFILE= of a service)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Pipe:

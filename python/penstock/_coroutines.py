@@ -19,10 +19,6 @@ def require_plain(f: Any, what: str, how: str = "") -> None:
     ------
     ConfigError
         For a coroutine function, also as a partial, a method or an object that is called.
-
-    Examples
-    --------
-    >>> require_plain(abs, "map")
     """
     inner = f
     while isinstance(inner, functools.partial):

@@ -33,7 +33,7 @@ import json
 import os
 import pickle
 import secrets
-import select
+import selectors
 import socket
 import sys
 import threading
@@ -348,8 +348,10 @@ class Crew:
     def _look(self) -> None:
         """Wait for something, and take what children tell."""
         there = [member for member in self._members if not member.gone and member.ended is None]
-        sockets: list[Any] = [self._woken, *(member.socket for member in there)]
-        ready, _, _ = select.select(sockets, [], [], _MOVING if self._now is not None else _LOOK)
+        with selectors.PollSelector() as waits:
+            for sock in (self._woken, *(member.socket for member in there)):
+                waits.register(sock, selectors.EVENT_READ)
+            ready = {key.fileobj for key, _ in waits.select(_MOVING if self._now is not None else _LOOK)}
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 10)
         for member in there:

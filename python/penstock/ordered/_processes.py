@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import select
 import socket
 import threading
 import time
@@ -28,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._children import Child, how_ended, require_interpreter
+from penstock._children import Child, how_ended, require_descriptors, require_interpreter
 from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
 from penstock.ordered import _wire as wire
 from penstock.ordered._chunk import Chunk, Failure, add_note
@@ -70,10 +69,6 @@ class _Child(Child):
             raise OrderedError(
                 f"worker process {self.popen.pid} was started, but did not take its functions within {_START:g} s"
             ) from error
-
-    def speaks(self) -> bool:
-        """Whether it has something to say, is gone, or should have come up by now."""
-        return bool(select.select([self.socket], [], [], 0)[0]) or time.monotonic() > self._deadline
 
     def hello(self) -> None:
         """Wait until it is up."""
@@ -125,10 +120,13 @@ class Pool:
     ------
     NotPicklable
         When a function cannot travel.
+    ConfigError
+        When this process may not open as many files.
     """
 
     def __init__(self, steps: Sequence[Step], workers: int) -> None:
         require_interpreter()
+        require_descriptors(workers, f"workers={workers}")
         self._code = _pickled(steps)
         self.workers = workers
         self._pid = os.getpid()
@@ -201,25 +199,6 @@ class Pool:
         error = OrderedError(f"no worker process can be started: {self._broken}")
         error.__cause__ = self._broken
         return error
-
-    def ready(self) -> bool:
-        """Whether all children are up.
-
-        Raises
-        ------
-        OrderedError
-            When one cannot come up.
-        """
-        if self._broken:
-            raise self._cannot_start()
-        for child in self._children:
-            if child is None or not (child.up or child.speaks()):
-                return False
-            try:
-                child.hello()
-            except wire.Ended as error:
-                raise OrderedError(f"a worker process {how_ended(child.popen.wait())} when it started") from error
-        return True
 
     def wait(self) -> None:
         """Wait until all children are up.
