@@ -21,7 +21,7 @@ import pytest
 
 from penstock.cli import main
 from penstock.errors import ConfigError, EngineError
-from penstock_bench import core, machine, record, targets
+from penstock_bench import command, core, machine, record, targets
 from penstock_bench.catalogue import BENCHES, find
 from penstock_bench.measure import Line, Options, Paired, compare, line
 from penstock_bench.pictures import PICTURES, svg
@@ -191,6 +191,11 @@ def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
     assert {text.split("\t")[0] for text in told.splitlines()} <= {b.name for b in BENCHES if b.kind == "core"} | {
         "cliques"
     }
+
+
+def test_what_is_told_on_the_way_is_written_as_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    command._emit([], as_json=False)(made(ratio=1234.5))
+    assert capsys.readouterr().err == "penstock bench: live=1 vs x: 1,234x\n"
 
 
 @pytest.mark.timeout(600)

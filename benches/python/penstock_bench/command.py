@@ -139,7 +139,9 @@ def _emit(lines: list[Line], as_json: bool) -> Emit:
         if as_json:
             print(json.dumps(line), flush=True)
         else:
-            _tell(f"{line['case']}: {line['ratio']:.3g}x")
+            from penstock_bench.show import figure
+
+            _tell(f"{line['case']}: {figure(line['ratio'])}x")
 
     return emit
 
