@@ -107,39 +107,35 @@ def at_every_instruction(
         at += stride
 
 
-#: For the start of a script: `storm` strikes for a second, `calm` waits for the end of it.
+#: For the start of a script: `storm` strikes for a second, `calm` waits for the end of it. Only what `collected` takes
+#: is struck: a loop around a ``try`` is outside of it for some instructions, in which it could not go on.
 STORM = """
 import os, signal, sys, threading, time
 import penstock as pk
-over = threading.Event()
+over, armed = threading.Event(), []
 def strike():
     for _ in range(400):
         time.sleep(0.0025)
         os.kill(os.getpid(), signal.SIGINT)
     over.set()
+def struck(number, frame):
+    if armed:
+        armed.clear()
+        raise KeyboardInterrupt
 def storm():
-    while True:
-        try:
-            threading.Thread(target=strike, daemon=True).start()
-            return
-        except KeyboardInterrupt:
-            return
+    signal.signal(signal.SIGINT, struck)
+    threading.Thread(target=strike, daemon=True).start()
 def calm():
-    while True:
-        try:
-            while not over.wait(0.01):
-                pass
-            time.sleep(0.01)
-            return
-        except KeyboardInterrupt:
-            pass
+    over.wait()
 def collected(it, most):
     # A native iterator fills a list in a native call: no item is lost in this function.
     box = []
     while len(box) < most:
+        before = len(box)
         try:
-            before = len(box)
+            armed.append(True)
             box.extend(it)
+            armed.clear()
             if len(box) == before:
                 break
         except KeyboardInterrupt:
