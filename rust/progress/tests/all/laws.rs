@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::fmt::Debug;
 
+use penstock_progress::caster::{Caster, Gap};
 use penstock_progress::nest::Nest;
 use penstock_progress::{FlowSummary, FlowTime, PartialOrder, PathSummary, Product, Refines, Timestamp, TotalOrder};
 use proptest::prelude::*;
@@ -171,4 +172,13 @@ proptest! {
             prop_assert_eq!(path.results_in(&outer), Some(<Inner as Refines<FlowTime>>::to_outer(moved)));
         }
     }
+}
+
+/// Where a peer's snapshot begins is for the peer to say.
+#[test]
+fn the_last_number_has_no_next_one() {
+    let mut caster = Caster::resume([(7, u64::MAX - 1)].into());
+    assert_eq!(caster.admit(7, u64::MAX - 1), Ok(()));
+    let gap = Gap { worker: 7, expected: u64::MAX, got: u64::MAX };
+    assert_eq!((caster.admit(7, u64::MAX), caster.expected(7)), (Err(gap), u64::MAX));
 }
