@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::list::{Change, Home, Id, List, Standing};
+use crate::list::{Change, Home, Id, List, MAX_MEMBERS, Standing};
 use crate::member::{Member, Output};
 use crate::message::{Message, Request};
 
@@ -13,7 +13,7 @@ impl<P: Clone> Member<P> {
         self.admit_at(Home { process: 0, ticket }, count, BTreeSet::new());
     }
 
-    /// Asks for so many joiners, whose process is connected with those processes. Who asks again for the same home adds to them.
+    /// Asks for so many joiners, up to [`MAX_MEMBERS`], whose process is connected with those processes. Who asks again for the same home adds to them.
     /// Follow with [`Member::tick`].
     pub fn admit_at(&mut self, home: Home, count: usize, linked: BTreeSet<usize>) {
         self.take_request(Request::Admit { home, count, linked });
@@ -61,7 +61,9 @@ impl<P: Clone> Member<P> {
     fn is_open(&self, request: &Request) -> bool {
         let stands = |id: &Id, standing| self.list.standing(*id) == Some(standing);
         match request {
-            Request::Admit { home, count, .. } => *count > 0 && !self.list.homes.values().any(|other| other == home),
+            Request::Admit { home, count, .. } => {
+                (1..=MAX_MEMBERS).contains(count) && !self.list.homes.values().any(|other| other == home)
+            }
             Request::Seat { joiner, .. } => stands(joiner, Standing::Joining) && !self.mourned.contains(joiner),
             Request::Withdraw(joiner) => stands(joiner, Standing::Joining),
             Request::Leave(leaver) => stands(leaver, Standing::Full),

@@ -2,7 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Most members of a run at a time. Everybody tells everybody a list, so what one costs grows with the square of this.
+pub const MAX_MEMBERS: usize = 1 << 12;
+
+/// Most ids that a run gives out: tables are by id. Nobody joins after that.
+pub const MAX_IDS: usize = 1 << 22;
 
 /// A worker. Ids are never used again; keys are divided by rank among the full members.
 pub type Id = usize;
@@ -54,8 +61,45 @@ pub enum Change {
     },
 }
 
-/// See the module.
+/// Why something is no list that [`List::after`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ListFault {
+    /// Too many members.
+    #[error("{0} members, and a run has at most {MAX_MEMBERS} at a time")]
+    Members(usize),
+    /// Too many ids.
+    #[error("{0} is the next id, and a run gives out at most {MAX_IDS}")]
+    Next(Id),
+    /// More lists than there can have been.
+    #[error("version {version} with {next} workers so far, each of which joins and leaves once")]
+    Version {
+        /// Of the list.
+        version: u64,
+        /// Its next id.
+        next: Id,
+    },
+    /// An id that was never given out.
+    #[error("worker {0} takes part, whose id was never given out")]
+    Unknown(Id),
+    /// A member without a home, or a home without a member.
+    #[error("{homes} homes of {members} members, or of others")]
+    Homes {
+        /// Homes.
+        homes: usize,
+        /// Members.
+        members: usize,
+    },
+    /// Nobody to route data to, and to decide the next list.
+    #[error("no full member")]
+    NoLead,
+    /// The standing of whom it is about is another one.
+    #[error("worker {0} has not the standing that the change gives it")]
+    Change(Id),
+}
+
+/// See the module. One that comes from elsewhere is one that [`List::after`] can have made, or is not decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct List {
     /// 0 for founders, 1 more with each list.
     pub version: u64,
@@ -69,6 +113,20 @@ pub struct List {
     pub change: Change,
     /// The next id that is given out.
     pub next: Id,
+}
+
+impl Serialize for List {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for List {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let list = Self::deserialize(deserializer)?;
+        list.check().map_err(D::Error::custom)?;
+        Ok(list)
+    }
 }
 
 impl List {
@@ -140,6 +198,9 @@ impl List {
                     }
                     next = joiner + 1;
                 }
+                if members.len() > MAX_MEMBERS || next > MAX_IDS {
+                    return None;
+                }
             }
             Change::Seated { joiner, granter } => {
                 let granted = matches!(self.standing(*granter), Some(Standing::Full));
@@ -170,5 +231,47 @@ impl List {
         let mut homes = self.homes.clone();
         homes.retain(|id, _| members.contains_key(id));
         Some(List { version: self.version + 1, members, homes, speakers, change, next })
+    }
+
+    /// Whether it can be a list of a run that has begun: what is by id has room for all, and somebody leads.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), ListFault> {
+        let List { version, members, homes, speakers, change, next } = self;
+        if members.len() > MAX_MEMBERS {
+            return Err(ListFault::Members(members.len()));
+        }
+        if *next > MAX_IDS {
+            return Err(ListFault::Next(*next));
+        }
+        // Each worker is admitted, seated, leaves and is closed, or less.
+        if *version > 4 * *next as u64 {
+            return Err(ListFault::Version { version: *version, next: *next });
+        }
+        let last = members.keys().chain(speakers).max();
+        if let Some(unknown) = last.filter(|id| *id >= next) {
+            return Err(ListFault::Unknown(*unknown));
+        }
+        if !homes.keys().eq(members.keys()) {
+            return Err(ListFault::Homes { homes: homes.len(), members: members.len() });
+        }
+        if self.lead().is_none() {
+            return Err(ListFault::NoLead);
+        }
+        let stands = |id: &Id, standing: Option<Standing>| match *id < *next && self.standing(*id) == standing {
+            true => Ok(()),
+            false => Err(ListFault::Change(*id)),
+        };
+        match change {
+            Change::Founded => Ok(()),
+            Change::Admitted(joiners) => joiners.iter().try_for_each(|id| stands(id, Some(Standing::Joining))),
+            Change::Seated { joiner, granter } => {
+                stands(joiner, Some(Standing::Full)).and_then(|()| stands(granter, Some(Standing::Full)))
+            }
+            Change::Withdrawn(joiner) => stands(joiner, None),
+            Change::Leaving(leaver) => stands(leaver, Some(Standing::Leaving)),
+            Change::Closed { leaver, .. } => stands(leaver, None),
+        }
     }
 }

@@ -636,7 +636,8 @@ impl<P: Clone> Member<P> {
         {
             for (dataflow, last) in finals {
                 let waits = self.held.get(&(*dataflow, *leaver)).map_or(0, |queue| queue.len() as u64);
-                let expected = self.casters.get(dataflow).map_or(*last, |caster| caster.expected(*leaver)) + waits;
+                let expected = self.casters.get(dataflow).map_or(*last, |caster| caster.expected(*leaver));
+                let expected = expected.saturating_add(waits);
                 if expected != *last {
                     let gap = Gap { worker: *leaver, expected, got: *last };
                     return Err(Failure::Gap { dataflow: *dataflow, gap });

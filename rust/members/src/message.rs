@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::list::{Home, Id, List};
+use crate::list::{Home, Id, List, MAX_MEMBERS};
 
 /// The lanes of a link: each keeps its order, and none waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -104,7 +105,8 @@ pub enum Request {
     Admit {
         /// Where they run; the ticket is of the acceptor's choice.
         home: Home,
-        /// At least 1.
+        /// At least 1, at most [`MAX_MEMBERS`].
+        #[serde(deserialize_with = "joiners")]
         count: usize,
         /// The processes that theirs is connected with: nobody is admitted before it is with those of all members.
         linked: BTreeSet<usize>,
@@ -127,6 +129,15 @@ pub enum Request {
         /// By dataflow: how many bundles it sent.
         finals: BTreeMap<u64, u64>,
     },
+}
+
+/// How many may be asked for.
+fn joiners<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let count = usize::deserialize(deserializer)?;
+    match (1..=MAX_MEMBERS).contains(&count) {
+        true => Ok(count),
+        false => Err(D::Error::invalid_value(Unexpected::Unsigned(count as u64), &"as many workers as a run may have")),
+    }
 }
 
 /// What travels.

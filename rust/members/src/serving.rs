@@ -61,10 +61,12 @@ impl<P: Clone> Member<P> {
     pub(crate) fn asked_for_range(&mut self, joiner: Id, attempt: u64, range: Range) {
         match self.records.get_mut(&joiner).filter(|record| record.attempt == attempt) {
             Some(record) => record.asked.push(range),
-            None => {
+            None if self.list.members.contains_key(&joiner) => {
                 let bundles = Err(RangeFault::Unknown(joiner));
                 self.send(joiner, Message::Answer { attempt, range, bundles });
             }
+            // Nobody that a list has named yet: there is no way to it.
+            None => {}
         }
     }
 

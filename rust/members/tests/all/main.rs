@@ -12,5 +12,6 @@ mod runs;
 #[path = "../support/world.rs"]
 mod world;
 
+mod lists;
 mod model;
 mod simulation;

@@ -554,6 +554,7 @@ impl<T: Time> World<T> {
                     }
                 }
                 Output::Adopted(list) => {
+                    list.check().map_err(|fault| format!("worker {at} uses a list of {fault}"))?;
                     self.worker(at).before.clone_from(&before);
                     if planted("routing is copied when the list is adopted") {
                         self.route(at, &list);
