@@ -6,6 +6,7 @@
 use std::error::Error as StdError;
 use std::sync::Arc;
 
+use penstock_members::list::MAX_MEMBERS;
 use serde::{Deserialize, Serialize};
 
 /// What operator logic and programs may fail with.
@@ -219,6 +220,9 @@ pub enum ProtocolFault {
     /// The body of a frame cannot be decoded.
     #[error("undecodable body on channel {0}")]
     Body(u64),
+    /// It asks for, or names, workers that no run can have.
+    #[error("{0} workers, and a run has 1 to {MAX_MEMBERS}")]
+    Workers(u64),
 }
 
 /// An input cannot go back: state unchanged.

@@ -701,14 +701,18 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         for (location, time, count) in given.iter() {
             let meters = self.meters.borrow();
             let Some((_, counts)) = meters.iter().find(|(other, _)| other == location) else { continue };
+            // Nobody holds more than that; who says so is not believed.
+            let Some(others) = u32::try_from(*count).ok().and_then(|count| count.checked_sub(1)) else { continue };
             let counts = counts.clone();
             drop(meters);
             self.hold(*location, time, *count);
-            for _ in 0..*count {
-                let capability = Capability::adopt(time.clone(), counts.clone());
-                if let Some(slot) = self.claims.borrow().get(location) {
-                    slot.give(capability);
-                }
+            // An output is sent to with one; the others are let go at once.
+            if others > 0 {
+                counts.update(time.clone(), -i64::from(others));
+            }
+            let capability = Capability::adopt(time.clone(), counts);
+            if let Some(slot) = self.claims.borrow().get(location) {
+                slot.give(capability);
             }
         }
     }

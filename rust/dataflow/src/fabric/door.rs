@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_members::List;
-use penstock_members::list::Home;
+use penstock_members::list::{Home, MAX_MEMBERS};
 use serde::{Deserialize, Serialize};
 
 use super::link::Outbox;
@@ -34,6 +34,9 @@ pub enum JoinError {
     /// Nobody was asked for.
     #[error("0 workers were asked for; ask for 1 or more")]
     Nobody,
+    /// More than a run may have at a time.
+    #[error("{0} workers were asked for; a run has at most {MAX_MEMBERS}")]
+    Many(usize),
     /// There is nothing to join any more.
     #[error("all dataflows are finished, so there is nothing to join")]
     Over,
@@ -46,7 +49,7 @@ pub enum JoinError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Ask {
     ticket: u64,
-    count: usize,
+    pub(super) count: usize,
     /// The processes that it is connected with.
     linked: BTreeSet<usize>,
 }
@@ -187,7 +190,7 @@ impl Shared {
                 Some(_) => false,
             };
             let fresh: Vec<_> = list.homes.iter().filter(|(id, home)| fresh(id, home)).collect();
-            if fresh.is_empty() {
+            if fresh.is_empty() && routes.len() >= list.next {
                 return;
             }
             let (mut table, links) = ((**routes).clone(), self.links());
@@ -352,10 +355,12 @@ impl Door {
     /// that builds the same dataflows and calls `bootstrap`, at once: others wait for it.
     ///
     /// # Errors
-    /// [`JoinError::Nobody`] when `count` is 0.
+    /// [`JoinError::Nobody`] when `count` is 0, [`JoinError::Many`] when it is more than a run may have.
     pub fn ask(&self, count: usize) -> Result<Ticket, JoinError> {
-        if count == 0 {
-            return Err(JoinError::Nobody);
+        match count {
+            0 => return Err(JoinError::Nobody),
+            1..=MAX_MEMBERS => {}
+            many => return Err(JoinError::Many(many)),
         }
         let hall = self.shared.hall();
         let number = {

@@ -19,8 +19,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use penstock_members::Message;
+use penstock_members::list::MAX_MEMBERS;
 
-use super::door::{Door, Hall};
+use super::door::{Ask, Door, Hall};
 use super::frame::{self, Frame, Header, Kind, ReadError};
 use super::lanes::Phase;
 use super::limits::Limits;
@@ -398,6 +399,11 @@ fn found(
         return Err(setup(format!("process {process} needs a stream to each other process: see the one to {wrong}")));
     }
     let joinable = hall.is_some();
+    if joinable && count.checked_mul(threads).is_none_or(|founders| founders > MAX_MEMBERS) {
+        return Err(setup(format!(
+            "{count} processes with {threads} workers each; a run that others join has at most {MAX_MEMBERS}"
+        )));
+    }
     let (seats, hub, outboxes) = place(process, count, threads, tag, limits, hall)?;
     // Leaves what was set up, should the rest fail.
     let guard = FabricGuard { hub: hub.clone() };
@@ -505,8 +511,12 @@ impl Inbound {
                 self.deliver(header, Payload::MemberBytes(lane, body))?;
             }
             Kind::GivenUp => self.deliver(header, Payload::Lost)?,
-            Kind::Ask => shared.asked(self.process, self.decoded(&body)?),
-            Kind::Welcome => shared.welcomed(self.process, self.number(&body)? as usize),
+            Kind::Ask => {
+                let ask: Ask = self.decoded(&body)?;
+                self.workers(ask.count as u64, 1)?;
+                shared.asked(self.process, ask);
+            }
+            Kind::Welcome => shared.welcomed(self.process, self.workers(self.number(&body)?, 0)?),
             Kind::Over => shared.end(),
         }
         Ok(())
@@ -543,11 +553,17 @@ impl Inbound {
         Ok(u64::from_le_bytes(bytes))
     }
 
+    /// A number of workers that a run can have, or that is not known where `least` is 0.
+    fn workers(&self, number: u64, least: usize) -> Result<usize, Error> {
+        let fits = usize::try_from(number).ok().filter(|count| (least..=MAX_MEMBERS).contains(count));
+        fits.ok_or_else(|| self.broken(ProtocolFault::Workers(number)))
+    }
+
     fn deliver(&self, header: Header, payload: Payload) -> Result<(), Error> {
         self.check_sender(&header)?;
         let mut found = self.mailbox(header.to);
         if found.is_none() && self.shared.hall.is_some() {
-            self.introduce(&payload);
+            self.introduce(&payload)?;
             self.look_up();
             found = self.mailbox(header.to);
         }
@@ -568,12 +584,13 @@ impl Inbound {
     }
 
     /// The first thing that a joiner is sent has a list that it is in.
-    fn introduce(&self, payload: &Payload) {
+    fn introduce(&self, payload: &Payload) -> Result<(), Error> {
         if let Payload::MemberBytes(MemberLane::Urgent, body) = payload
-            && let Ok(Message::Marker { list, .. }) = decode_serde::<Message<Told>>(body)
+            && let Message::<Told>::Marker { list, .. } = self.decoded(body)?
         {
             self.shared.extend(&list);
         }
+        Ok(())
     }
 
     fn lost(&self, reason: String) -> Error {

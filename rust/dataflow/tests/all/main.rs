@@ -14,6 +14,7 @@ mod ends;
 mod failures;
 mod flows;
 mod graphs;
+mod hostile;
 mod joining;
 mod joining_links;
 mod links;
