@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Changes, Control, check_batch};
-use crate::error::ControlError;
+use crate::control::{Changes, Control, are_changes_of, check_batch};
+use crate::error::{BinsError, ControlError};
 use crate::routing::{Routing, whole};
 
 /// A change of the routing at a time.
@@ -60,23 +60,62 @@ pub enum Outcome<T> {
 /// # Ok::<(), penstock_bins::BinsError>(())
 /// ```
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(bound(deserialize = "T: Deserialize<'de> + Ord"))]
+#[serde(into = "Taught<T>", try_from = "Taught<T>")]
+#[serde(bound(serialize = "T: Serialize + Clone", deserialize = "T: Deserialize<'de> + Ord + Clone"))]
 pub struct Configurations<T> {
-    #[serde(with = "whole")]
     active: Routing,
-    #[serde(with = "whole")]
     newest: Routing,
-    #[serde(with = "whole")]
     cursor: Routing,
     cursor_at: usize,
     pending: VecDeque<Configuration<T>>,
     staged: BTreeMap<T, Vec<Control>>,
     /// What of it a peer has told and has not come here: it may still do so, or was sent before there was anybody here.
-    #[serde(skip)]
     learnt: BTreeMap<T, Vec<Control>>,
     frontier: Frontier<T>,
     next_sequence: u64,
     divisible: bool,
+}
+
+/// What a joiner is told: what the rest follows from. Divisible is what its own operator is.
+#[derive(Serialize, Deserialize)]
+#[serde(bound(serialize = "T: Serialize", deserialize = "T: Deserialize<'de> + Ord"))]
+struct Taught<T> {
+    #[serde(with = "whole")]
+    active: Routing,
+    pending: VecDeque<Configuration<T>>,
+    staged: BTreeMap<T, Vec<Control>>,
+    frontier: Frontier<T>,
+    next_sequence: u64,
+}
+
+impl<T> From<Configurations<T>> for Taught<T> {
+    fn from(told: Configurations<T>) -> Self {
+        let Configurations { active, pending, staged, frontier, next_sequence, .. } = told;
+        Taught { active, pending, staged, frontier, next_sequence }
+    }
+}
+
+impl<T: Ord + Clone> TryFrom<Taught<T>> for Configurations<T> {
+    type Error = BinsError;
+
+    fn try_from(heard: Taught<T>) -> Result<Self, BinsError> {
+        let Taught { active, pending, staged, frontier, next_sequence } = heard;
+        let count = pending.len();
+        // Each of them was a batch, and there will be more.
+        if next_sequence < count as u64 || next_sequence > u64::MAX / 2 {
+            return Err(BinsError::Lesson { at: count, count });
+        }
+        let mut newest = active.clone();
+        for (at, Configuration { time, changes }) in pending.iter().enumerate() {
+            let follows = at.checked_sub(1).is_none_or(|before| pending[before].time < *time);
+            if !follows || !are_changes_of(changes, &newest) {
+                return Err(BinsError::Lesson { at, count });
+            }
+            newest.forward(changes);
+        }
+        let told = Self { newest, pending, staged, frontier, next_sequence, ..Self::new(active) };
+        Ok(told)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -116,7 +155,20 @@ impl<T: Ord + Clone> Configurations<T> {
 
     /// Begins where a peer stands. What it had staged and what was or will be staged here counts once; a peer whose control frontier has passed a
     /// time has had all of it, and so has this worker.
-    pub fn learn(&mut self, mut peer: Self) {
+    ///
+    /// # Errors
+    /// [`BinsError::BitsDiffer`], and [`BinsError::Lesson`] where bins are split there that cannot be here; nothing changes.
+    pub fn learn(&mut self, mut peer: Self) -> Result<(), BinsError> {
+        let (expected, found) = (self.active.bits(), peer.active.bits());
+        if expected != found {
+            return Err(BinsError::BitsDiffer { expected, found });
+        }
+        let recut = peer.pending.iter().position(|pending| !pending.changes.recuts.is_empty());
+        let split = recut.or(peer.active.is_split().then_some(0)).filter(|_| !self.divisible);
+        if let Some(at) = split {
+            return Err(BinsError::Lesson { at, count: peer.pending.len() });
+        }
+        peer.divisible = self.divisible;
         peer.learnt = peer.staged.clone();
         for (time, staged) in std::mem::take(&mut self.staged) {
             if peer.frontier.may_bring(&time) {
@@ -124,6 +176,7 @@ impl<T: Ord + Clone> Configurations<T> {
             }
         }
         *self = peer;
+        Ok(())
     }
 
     /// Whether something of this time is staged, or pending and takes bins from this worker.
@@ -263,6 +316,8 @@ impl<T: Ord> Frontier<T> {
 mod tests {
     use super::*;
     use crate::control::Command;
+    use crate::routing::SPLIT;
+    use penstock_dataflow::wire::{decode_serde, encode_serde};
     use proptest::prelude::*;
 
     fn moves(sequence: u64, list: &[(u32, u32)]) -> Vec<Control> {
@@ -301,7 +356,7 @@ mod tests {
             f.stage(5, second.clone());
             let (before, after) = third.split_at(third.len() - after);
             f.stage(7, before.to_vec());
-            f.learn(peer.clone());
+            f.learn(peer.clone()).unwrap();
             f.stage(7, after.to_vec());
             assert!(f.concerns(&7, 2) && f.concerns(&5, 1) && !f.concerns(&5, 2));
             let outcomes = f.advance(&[8], |_| true);
@@ -309,6 +364,67 @@ mod tests {
             assert_eq!(f.newest().owners(), [2, 2, 2, 1]);
             assert_eq!(f.routing_at(&4).unwrap().owners(), [1, 1, 0, 1]);
         }
+    }
+
+    #[test]
+    fn a_joiner_believes_only_what_commands_make() {
+        let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+        f.stage(3, moves(0, &[(0, 1)]));
+        f.stage(5, Control::batch(1, vec![Command::Split { bin: 3, bits: 2 }, Command::Move { bin: 1, worker: 0 }]));
+        f.stage(6, Control::batch(2, vec![Command::Merge { bin: 3 }]));
+        f.stage(9, moves(3, &[(2, 1)]));
+        assert_eq!(f.advance(&[7], |_| true).len(), 3);
+        f.start(|_| false).unwrap();
+        f.routing_at(&5).unwrap();
+        let heard = |taught: &Taught<u64>| {
+            let mut bytes = Vec::new();
+            encode_serde(taught, &mut bytes);
+            decode_serde::<Configurations<u64>>(&bytes)
+        };
+        let mut told = heard(&f.clone().into()).unwrap();
+        assert_eq!((told.active(), told.newest()), (f.active(), f.newest()));
+        assert!(told.pending().eq(f.pending()));
+        assert_eq!(told.routing_at(&5), f.routing_at(&5));
+        type Wrong = (&'static str, fn(&mut Taught<u64>));
+        let wrong: [Wrong; 11] = [
+            ("times that do not ascend", |taught| taught.pending[1].time = 5),
+            ("a bin that is not there", |taught| taught.pending[0].changes.moves[0].bin = 1 << 30),
+            ("another owner before", |taught| taught.pending[0].changes.moves[0].from = 7),
+            ("an owner that marks bins that are split", |taught| taught.pending[0].changes.moves[0].to = SPLIT),
+            ("a bin twice", |taught| {
+                let again = taught.pending[0].changes.moves[0];
+                taught.pending[0].changes.moves.push(again);
+            }),
+            ("no parts", |taught| taught.pending[0].changes.recuts[0].parts.clear()),
+            ("other parts", |taught| taught.pending[0].changes.recuts[0].parts[2] = u32::MAX),
+            ("a worker that has it not", |taught| taught.pending[0].changes.recuts[0].worker = 0),
+            ("a merge of what is whole", |taught| taught.pending.swap_remove_front(0).map_or((), drop)),
+            ("fewer batches than are pending", |taught| taught.next_sequence = 1),
+            ("more batches than there ever are", |taught| taught.next_sequence = u64::MAX),
+        ];
+        for (what, change) in wrong {
+            let mut taught = Taught::from(f.clone());
+            change(&mut taught);
+            assert!(heard(&taught).is_err(), "{what}");
+        }
+    }
+
+    #[test]
+    fn who_joins_learns_of_bins_like_its_own_only() {
+        let fresh = |bits| Configurations::<u64>::new(Routing::new(bits, 2).unwrap());
+        let mut f = fresh(2);
+        let differ = f.learn(fresh(3));
+        assert!(matches!(differ, Err(BinsError::BitsDiffer { expected: 2, found: 3 })), "{differ:?}");
+        let mut peer = fresh(2);
+        peer.stage(3, Control::batch(0, vec![Command::Split { bin: 3, bits: 1 }]));
+        peer.advance(&[4], |_| true);
+        let pending = fresh(2).indivisible().learn(peer.clone());
+        assert!(matches!(pending, Err(BinsError::Lesson { at: 0, count: 1 })), "{pending:?}");
+        peer.start(|_| false).unwrap();
+        let split = fresh(2).indivisible().learn(peer.clone());
+        assert!(matches!(split, Err(BinsError::Lesson { at: 0, count: 0 })), "{split:?}");
+        f.learn(peer).unwrap();
+        assert!(f.active().is_split());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::ControlError;
 use crate::parts::{number_of, range_of};
-use crate::routing::Routing;
+use crate::routing::{Routing, SPLIT};
 
 /// One change of the routing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,6 +179,17 @@ pub(crate) fn check_commands<'a>(
         }
     }
     Ok(all)
+}
+
+/// Whether these are what commands of one time change, members aside: who joins is told changes, not commands.
+pub(crate) fn are_changes_of(changes: &Changes, routing: &Routing) -> bool {
+    let moves = changes.moves.iter().map(|m| Command::Move { bin: m.bin, worker: m.to });
+    let recuts = changes.recuts.iter().map(|recut| match (recut.merges, recut.parts.len().checked_ilog2()) {
+        (true, _) => Command::Merge { bin: recut.bin },
+        (false, bits) => Command::Split { bin: recut.bin, bits: bits.unwrap_or(0) as u8 },
+    });
+    let commands: Vec<Command> = moves.chain(recuts).collect();
+    check_commands(commands.iter(), routing, |worker| worker != SPLIT).is_ok_and(|made| made == *changes)
 }
 
 #[cfg(test)]

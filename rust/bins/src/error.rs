@@ -179,6 +179,14 @@ pub enum BinsError {
         /// Bits found.
         found: u8,
     },
+    /// What a peer tells a joiner does not come of commands.
+    #[error("configuration {at} of the {count} that a peer tells does not follow from the one before")]
+    Lesson {
+        /// Which of those that are pending; after the last where the number of batches does not fit.
+        at: usize,
+        /// How many there are.
+        count: usize,
+    },
     /// An initial routing names a worker that is no member.
     #[error("bin {bin} is owned by worker {worker}, who is absent")]
     AbsentOwner {

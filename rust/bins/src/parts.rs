@@ -9,7 +9,6 @@
 //! that finding a part is one look more.
 
 use penstock_files::Range;
-use serde::{Deserialize, Serialize};
 
 use crate::bin::{MAX_BITS, bin};
 
@@ -50,7 +49,7 @@ pub fn range_of(number: u32, bits: u8) -> Option<Range> {
 const NOTHING: u32 = u32::MAX;
 
 /// Parts of bins, each with a value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Parts {
     bits: u8,
     /// By bin, as long as one is split.
@@ -58,7 +57,7 @@ pub(crate) struct Parts {
     count: usize,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Split {
     /// Bits by which the finest part is longer than the bin.
     depth: u8,

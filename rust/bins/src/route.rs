@@ -159,7 +159,7 @@ where
             self.configurations.stage(time, controls);
         }
         if let Some(peer) = self.parts.lesson.learn() {
-            self.learn(peer);
+            self.learn(peer)?;
         }
         if !self.parts.lesson.is_due() {
             self.compile(frontiers.frontier(CONTROL));
@@ -214,11 +214,12 @@ where
     }
 
     /// Begins where a peer stands.
-    fn learn(&mut self, peer: Configurations<T>) {
+    fn learn(&mut self, peer: Configurations<T>) -> Result<(), BinsError> {
         let Self { configurations, held, parts, .. } = self;
-        configurations.learn(peer);
+        configurations.learn(peer)?;
         *parts.shared.active.borrow_mut() = configurations.active().clone();
         held.retain(|time, _| configurations.concerns(time, parts.shared.index as u32));
+        Ok(())
     }
 
     /// Turns control that is complete into configurations.

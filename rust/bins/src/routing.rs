@@ -93,6 +93,15 @@ impl Routing {
         Ok(Self { bits, owners, parts })
     }
 
+    /// A routing from the owner of each bin, [`SPLIT`] in the place of one that has parts, and these with theirs.
+    fn with_parts(owners: Vec<u32>, parts: Vec<(u32, u32)>) -> Result<Self, BinsError> {
+        let Self { bits, owners, .. } = Self::from_owners(owners)?;
+        let whole = (0u32..).zip(owners).filter(|(_, owner)| *owner != SPLIT);
+        let ranged = |(bin, owner)| Ok((range_of(bin, bits).ok_or(BinsError::Absent { bin })?, owner));
+        let ranges = whole.chain(parts).map(ranged).collect::<Result<Vec<_>, BinsError>>()?;
+        Self::of_ranges(bits, &ranges)
+    }
+
     /// Bits of a bin number, as the dataflow began.
     #[must_use]
     pub fn bits(&self) -> u8 {
@@ -299,21 +308,20 @@ impl From<Routing> for Vec<u32> {
     }
 }
 
-/// A routing with the parts of its bins, as a joiner is told it.
+/// A routing with the parts of its bins, as a joiner is told it: the owners of bins, then the parts of those that are split.
 pub(crate) mod whole {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use super::{Parts, Routing};
+    use super::Routing;
 
     pub(crate) fn serialize<S: Serializer>(routing: &Routing, serializer: S) -> Result<S::Ok, S::Error> {
-        (&routing.owners, &routing.parts).serialize(serializer)
+        (&routing.owners, routing.parts.all().collect::<Vec<_>>()).serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Routing, D::Error> {
-        let (owners, parts): (Vec<u32>, Parts) = Deserialize::deserialize(deserializer)?;
-        let routing = Routing::from_owners(owners).map_err(D::Error::custom)?;
-        Ok(Routing { parts, ..routing })
+        let (owners, parts) = Deserialize::deserialize(deserializer)?;
+        Routing::with_parts(owners, parts).map_err(D::Error::custom)
     }
 }
 
@@ -345,9 +353,20 @@ mod tests {
         let heard: Told = decode_serde(&bytes).unwrap();
         assert_eq!(heard, told);
         assert_eq!((heard.0.owner(0b010 << 61), heard.0.owner(0b011 << 61)), (1, 0));
-        let mut bytes = Vec::new();
-        encode_serde(&(vec![0_u32; 3], Parts::new(2)), &mut bytes);
-        assert!(decode_serde::<Told>(&bytes).is_err(), "three bins");
+        for (wrong, owners, parts) in [
+            ("three bins", vec![0; 3], vec![]),
+            ("a bin that is split and has no parts", vec![0, SPLIT], vec![]),
+            ("a part that is missing", vec![0, SPLIT], vec![(0b110, 1)]),
+            ("a part twice", vec![0, SPLIT], vec![(0b110, 1), (0b111, 1), (0b111, 0)]),
+            ("parts of a bin that is whole", vec![0, 1], vec![(0b110, 1), (0b111, 1)]),
+            ("a part without an owner", vec![0, SPLIT], vec![(0b110, 1), (0b111, SPLIT)]),
+            ("a number of no bin", vec![0, SPLIT], vec![(0b110, 1), (u32::MAX, 1)]),
+            ("a part that is too fine", vec![0, SPLIT], vec![(0b110, 1), (1 << 21, 1)]),
+        ] {
+            let mut bytes = Vec::new();
+            encode_serde::<(Vec<u32>, Vec<(u32, u32)>)>(&(owners, parts), &mut bytes);
+            assert!(decode_serde::<Told>(&bytes).is_err(), "{wrong}");
+        }
     }
 
     #[test]
