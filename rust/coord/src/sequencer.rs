@@ -26,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use penstock_dataflow::{Activator, Exchange, InputHandle, OperatorBuilder, Worker};
+use penstock_dataflow::{Activator, BoxError, Exchange, InputHandle, OperatorBuilder, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -68,13 +68,20 @@ struct Shared<T> {
 
 impl<T> Shared<T> {
     /// Moves the source beyond a time that was received.
-    fn follow(&self, time: u64) {
+    fn follow(&self, time: u64) -> Result<(), BoxError> {
         if let Some(input) = self.input.borrow_mut().as_mut()
             && *input.time() <= time
         {
-            input.advance_to(time + 1).expect("the time after a later one");
+            input.advance_to(after(time)?).expect("the time after a later one");
         }
+        Ok(())
     }
+}
+
+/// The next time: peers say what they like, also the last there is.
+fn after(time: u64) -> Result<u64, BoxError> {
+    time.checked_add(1)
+        .ok_or_else(|| format!("an element was pushed at time {time}, and there is none after it").into())
 }
 
 /// Tells the handle when its dataflow is dropped.
@@ -140,7 +147,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                         if !block.is_empty() {
                             input.send(block);
                             // One block per time and worker, whenever the sink gets to read it.
-                            input.advance_to(input.time() + 1)?;
+                            input.advance_to(after(*input.time())?)?;
                         }
                         if shared.closing.get() {
                             *held = None;
@@ -165,15 +172,15 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             let (mut last, mut waiting) = (None, BTreeMap::<Place, Vec<T>>::new());
             builder.build(|_| {
                 move |frontiers| {
-                    input.for_each(|capability, block| {
+                    while let Some((capability, block)) = input.next() {
                         let time = *capability.time();
-                        shared.follow(time);
+                        shared.follow(time)?;
                         waiting.insert((time, capability.sender()), block);
-                    });
+                    }
                     if let Some((passed, known)) = lesson.learn() {
                         last = passed;
                         waiting.retain(|place, _| Some(*place) > passed);
-                        known.keys().for_each(|(time, _)| shared.follow(*time));
+                        known.keys().try_for_each(|(time, _)| shared.follow(*time))?;
                         waiting.extend(known);
                     }
                     if lesson.is_due() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{Link, everywhere, join, mesh, on_mesh};
 use naive::{Naive, Placed};
 use penstock_coord::{Barrier, CoordError, Sequencer};
-use penstock_dataflow::{BoxError, Error, Worker, execute, fabric};
+use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Worker, execute, fabric};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -358,6 +358,42 @@ fn failures_and_misuse_are_errors() {
     }
     assert!(matches!(logs[0].push(1), Err(CoordError::Gone { what: "sequencer", worker: 0 })));
     assert_eq!(logs[0].time(), None);
+}
+
+/// A peer with the same graph and another program.
+#[test]
+fn an_element_at_the_last_time_ends_the_run_with_its_cause() {
+    let program = |worker: &mut Worker| {
+        if worker.index() == 0 {
+            let mut sequencer = Sequencer::<u64>::new(worker);
+            return Ok(sequencer.wait_next(worker, None)?);
+        }
+        let mut input = worker.dataflow::<u64, _>("sequencer", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            OperatorBuilder::new(scope, "source").build(|_| |_| Ok(()));
+            let mut builder = OperatorBuilder::new(scope, "sink");
+            let mut all = builder
+                .input(&stream, Exchange::new(|_: &u64, block, route: &mut dyn FnMut(usize, _)| route(0, block)));
+            builder.build(|_| {
+                move |_| {
+                    all.for_each(|_, _| ());
+                    Ok(())
+                }
+            });
+            input
+        });
+        input.advance_to(u64::MAX)?;
+        input.send(vec![1]);
+        while worker.step_or_park(None)? {}
+        Ok::<_, BoxError>(None)
+    };
+    for result in join(execute(fabric::threads(2), program)) {
+        let told = "at time 18446744073709551615, and there is none after it";
+        assert!(
+            matches!(&result, Err(Error::Operator { name, worker: 0, source }) if name == "sequencer/sink" && source.to_string().ends_with(told)),
+            "{result:?}"
+        );
+    }
 }
 
 #[test]
