@@ -408,7 +408,11 @@ impl<P: Clone> Member<P> {
                 // A joiner, for whom nobody waits, may hear of a later list first, from who joined with that one.
                 self.early.insert(list.version, list.clone());
             }
-            while let Some(list) = self.early.remove(&(self.list.version + 1)).filter(|_| !self.over) {
+            // The first one has to admit it.
+            while !self.over
+                && !self.list.members.is_empty()
+                && let Some(list) = self.early.remove(&(self.list.version + 1))
+            {
                 self.adopt(list, host);
             }
             if grant.is_some() {

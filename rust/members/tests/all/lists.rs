@@ -103,6 +103,16 @@ fn who_was_never_admitted_gets_no_answer() {
     assert!(matches!(member.outputs()[..], [Output::Send { to: 1, .. }]), "one that takes part has an answer");
 }
 
+/// Found by the fuzz target `members`: it told others, whom it knew no way to, that it uses the list.
+#[test]
+fn a_joiner_uses_no_list_before_the_one_that_admits_it() {
+    let mut joiner = Member::<()>::joiner(3, None, LIMITS);
+    let marker = Message::Marker { list: Arc::new(admitted()), next: BTreeMap::new(), grant: None };
+    joiner.accept(0, Lane::Urgent, marker, &mut Nobody).unwrap();
+    assert_eq!((joiner.outputs(), joiner.list().version), (vec![], 0));
+    assert!(!joiner.is_over());
+}
+
 /// The last number of all, in a snapshot and in the words of who is gone.
 #[test]
 fn numbers_may_be_the_last_ones() {
