@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use penstock_dataflow::wire::{decode_serde, encode_serde};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Changes, Control, are_changes_of, check_batch};
@@ -312,12 +313,41 @@ impl<T: Ord> Frontier<T> {
     }
 }
 
+/// Reads what a joiner is told, and routes by it as one does; whether it is that. For fuzzing.
+#[doc(hidden)]
+#[must_use]
+pub fn fuzz_lesson(bytes: &[u8]) -> bool {
+    let Ok(told) = decode_serde::<Configurations<u64>>(bytes) else { return false };
+    let mut out = Vec::new();
+    encode_serde(&told, &mut out);
+    let again: Configurations<u64> = decode_serde(&out).expect("what was read can be written and read");
+    assert_eq!((again.newest(), again.next_sequence), (told.newest(), told.next_sequence));
+    let mut f = Configurations::new(Routing::new(told.active().bits(), 2).expect("as many bins as it is told"));
+    assert!(
+        f.clone().indivisible().learn(told.clone()).is_ok() || told.active().is_split() || told.pending().len() > 0
+    );
+    f.learn(told).expect("as many bins as it has");
+    let owners = |routing: &Routing| {
+        for hash in [0, 1 << 62, u64::MAX / 3, 1 << 63, u64::MAX] {
+            assert_eq!(routing.owner_at(routing.bin_of(hash)), Some(routing.owner(hash)));
+        }
+    };
+    let times: Vec<u64> = f.pending().map(|pending| pending.time).chain([0, u64::MAX]).collect();
+    f.advance(&[], |worker| worker < 1 << 16);
+    times.iter().chain(times.iter().rev()).for_each(|time| owners(f.routing_at(time).expect("control is closed")));
+    while f.start(|_| false).is_some() {
+        owners(f.active());
+        owners(f.routing_at(&0).expect("control is closed"));
+    }
+    assert_eq!(f.active(), f.newest());
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::control::Command;
     use crate::routing::SPLIT;
-    use penstock_dataflow::wire::{decode_serde, encode_serde};
     use proptest::prelude::*;
 
     fn moves(sequence: u64, list: &[(u32, u32)]) -> Vec<Control> {

@@ -65,6 +65,8 @@ mod table;
 
 pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
 pub use block::Block;
+#[doc(hidden)]
+pub use configuration::fuzz_lesson;
 pub use configuration::{Configuration, Configurations, Outcome};
 pub use control::{Changes, Command, Control, Move, Recut, check_batch};
 pub use control_input::ControlInput;

@@ -151,7 +151,7 @@ fn number(bytes: &[u8]) -> Result<(u32, &[u8]), WireError> {
     Ok((u32::from_le_bytes(*head), rest))
 }
 
-/// Reads a part of a bin that moves, or a block for a worker, and what it wrote of it again; whether it is one. For fuzzing.
+/// Reads a part of a bin that moves, a block for a worker, or what S tells F, and what it wrote of it again; whether it is one. For fuzzing.
 #[doc(hidden)]
 #[must_use]
 pub fn fuzz_parts(bytes: &[u8]) -> bool {
@@ -165,7 +165,14 @@ pub fn fuzz_parts(bytes: &[u8]) -> bool {
         assert!(part.weight() <= RECORD_BYTES * bytes.len() as u64);
     }
     let block = Addressed::<Vec<u64>>::decode(bytes);
-    part.is_ok() | block.is_ok()
+    let told = Addressed::<Told>::decode(bytes);
+    if let Ok(Addressed { to, content }) = &told {
+        let mut out = Vec::new();
+        Addressed { to: *to, content: content.clone() }.encode(&mut out);
+        let again = Addressed::<Told>::decode(&out).expect("what was read can be written and read");
+        assert_eq!((again.to, &again.content), (*to, content));
+    }
+    part.is_ok() | block.is_ok() | told.is_ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! | Target | Bytes come from |
 //! |---|---|
 //! | `session_frames`, `handshake` | whoever reaches a port |
-//! | `messages`, `columns`, `fabric_frames`, `flow_blocks`, `bin_parts`, `packed` | a peer that has proved the secret, or damage on the way |
+//! | `messages`, `columns`, `fabric_frames`, `door`, `members`, `lesson`, `flow_blocks`, `bin_parts`, `packed` | a peer that has proved the secret, or damage on the way |
 //! | `manifest`, `data_file`, `state` | whoever writes to the folder of a checkpoint |
 //! | `spilled` | whoever writes to a local disk |
 //! | `plan` | the driver; Python that was given something odd |
@@ -23,12 +23,16 @@ use std::sync::{Arc, OnceLock};
 
 use penstock_cluster::Failure;
 use penstock_cluster::message::{DrainContext, FeedContext, MeshContext, Message, StreamEnd};
-use penstock_cluster::session::{Client, Frame, Keys, NONCE_BYTES, Role, Secret, Server, read_frame};
+use penstock_cluster::session::{
+    Client, Frame, Keys, Kind, NONCE_BYTES, Role, Secret, Server, fuzz_introduction, read_frame,
+};
+use penstock_dataflow::wire::{decode_serde, encode_serde};
 use penstock_dataflow::{FabricTag, Wire, fabric};
-use penstock_engine::{Answer, Claim, Contents, Event, Layout, Manifest, Named, Request, decode, encode};
+use penstock_engine::{Answer, Claim, Contents, Event, Layout, Manifest, Named, Request, Shown, decode, encode};
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, ranges, select, write};
 use penstock_graph::text::{EdgeText, Ids};
 use penstock_graph::{Index, Pattern, Query, Search, Unit, file};
+use penstock_members::{Host, Lane, Member, Message as MemberMessage, Output};
 use penstock_plan::{FlowBlock, Kept, Plan, read_batch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -37,16 +41,19 @@ use serde::de::DeserializeOwned;
 pub type Target = fn(&[u8]) -> bool;
 
 /// All of them by name.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("bin_parts", bin_parts),
     ("columns", columns),
     ("data_file", data_file),
+    ("door", door),
     ("edge_text", edge_text),
     ("fabric_frames", fabric_frames),
     ("flow_blocks", flow_blocks),
     ("graph_file", graph_file),
     ("handshake", handshake),
+    ("lesson", lesson),
     ("manifest", manifest),
+    ("members", members),
     ("messages", messages),
     ("packed", packed),
     ("pattern", pattern),
@@ -75,12 +82,13 @@ fn comes_back<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(val
 
 /// Frames of control connections, feeds and drains, and the bodies in them.
 pub fn session_frames(data: &[u8]) -> bool {
+    const KINDS: u8 = Kind::ALL.len() as u8;
     let Some((seal, rest)) = sealed(data) else { return false };
     let mut bytes = rest.to_vec();
     if seal && bytes.len() >= 12 {
         // Magic, version, kind, length, checksum; then the payload.
         bytes[..3].copy_from_slice(b"PF\x01");
-        bytes[3] = bytes[3] % 9 + 1;
+        bytes[3] = bytes[3] % KINDS + 1;
         let length = bytes.len() as u32 - 12;
         bytes[4..8].copy_from_slice(&length.to_le_bytes());
         let mut crc = crc32fast::Hasher::new();
@@ -160,7 +168,8 @@ pub fn messages(data: &[u8]) -> bool {
     }
     decoded |= read::<Answer>(data).is_some() | read::<Event>(data).is_some();
     decoded |= read::<FeedContext>(data).is_some() | read::<DrainContext>(data).is_some();
-    decoded | read::<MeshContext>(data).is_some() | read::<StreamEnd>(data).is_some()
+    decoded |= read::<MeshContext>(data).is_some() | read::<StreamEnd>(data).is_some();
+    decoded | fuzz_introduction(data)
 }
 
 /// Rows on their way to a member and back: an Arrow stream, cut into pieces anywhere.
@@ -189,7 +198,7 @@ pub fn flow_blocks(data: &[u8]) -> bool {
     }
 }
 
-/// Parts of bins that move between members.
+/// Parts of bins that move between members, and what is told back.
 pub fn bin_parts(data: &[u8]) -> bool {
     penstock_bins::fuzz_parts(data)
 }
@@ -213,7 +222,7 @@ pub fn fabric_frames(data: &[u8]) -> bool {
     if seal && bytes.len() >= HEADER {
         let body = bytes.len() - HEADER;
         bytes[..4].copy_from_slice(&0x7065_6e73_u32.to_le_bytes());
-        (bytes[4], bytes[5]) = (3, bytes[5] % 8);
+        (bytes[4], bytes[5]) = (3, bytes[5] % fabric::FRAME_KINDS as u8);
         bytes[8..16].copy_from_slice(&TAG.query.to_le_bytes());
         bytes[16..24].copy_from_slice(&TAG.generation.to_le_bytes());
         bytes[40..48].copy_from_slice(&(body as u64).to_le_bytes());
@@ -221,13 +230,107 @@ pub fn fabric_frames(data: &[u8]) -> bool {
         bytes[48..52].copy_from_slice(&crc.to_le_bytes());
         let crc = crc32fast::hash(&bytes[..52]);
         bytes[52..56].copy_from_slice(&crc.to_le_bytes());
-        let _ = penstock_dataflow::wire::decode_serde::<Bundle>(&bytes[HEADER..]);
-        let _ = penstock_dataflow::wire::decode_serde::<Vec<((u64, u32), i64)>>(&bytes[HEADER..]);
+        let _ = decode_serde::<Bundle>(&bytes[HEADER..]);
+        let _ = decode_serde::<Vec<((u64, u32), i64)>>(&bytes[HEADER..]);
     }
     fabric::fuzz_frames(&bytes, TAG) > 0
 }
 
-/// Claims, manifests and their names.
+/// Frames that the process of a joinable run takes from another one, whose key is right: kind, lane, sender, receiver and length of each, then its body.
+/// Ends with the first that it does not take.
+pub fn door(data: &[u8]) -> bool {
+    let (seats, door, guard) = fabric::simulated_process(0, 2, 1, TAG, 7).expect("a small run");
+    let wire = door.wire(1).expect("the other process");
+    let ticket = door.ask(1).expect("one more worker");
+    let (mut rest, mut taken) = (data, false);
+    while let Some((&[kind, lane, f0, f1, f2, f3, t0, t1, t2, t3, l0, l1], more)) = rest.split_first_chunk() {
+        let (from, to) = (u32::from_le_bytes([f0, f1, f2, f3]), u32::from_le_bytes([t0, t1, t2, t3]));
+        let (body, more) = more.split_at(more.len().min(usize::from(u16::from_le_bytes([l0, l1]))));
+        let kind = kind % fabric::FRAME_KINDS as u8;
+        if wire.hear(kind, u64::from(lane), from as usize, to as usize, body.to_vec()).is_err() {
+            break;
+        }
+        (rest, taken) = (more, true);
+    }
+    drop((wire, ticket, seats, guard));
+    taken
+}
+
+/// The books of a member that counts nothing.
+struct NoBooks;
+
+impl Host for NoBooks {
+    type Part = Vec<u8>;
+    fn cast(&mut self, dataflow: u64) -> Option<Vec<u8>> {
+        (dataflow == 0).then(Vec::new)
+    }
+    fn absorb(&mut self, _: u64, part: &Vec<u8>) -> bool {
+        part.len() < 3
+    }
+    fn snapshot(&mut self, _: u64) -> Vec<u8> {
+        Vec::new()
+    }
+    fn begin(&mut self, _: u64, snapshot: &Vec<u8>) -> bool {
+        snapshot.len() < 3
+    }
+    fn grant(&mut self, _: u64) -> Option<Vec<u8>> {
+        Some(vec![1])
+    }
+    fn hand_over(&mut self, _: u64) -> Option<Vec<u8>> {
+        Some(vec![2])
+    }
+    fn take(&mut self, _: u64, _: &Vec<u8>) {}
+}
+
+/// What a member of a run is told by others, as a founder or, where the first byte is odd, as one that joins: sender, lane and message of each.
+pub fn members(data: &[u8]) -> bool {
+    type Said = Vec<(u32, Lane, MemberMessage<Vec<u8>>)>;
+    let Some((joins, rest)) = sealed(data) else { return false };
+    let Ok(said) = decode_serde::<Said>(rest) else { return false };
+    let mut out = Vec::new();
+    encode_serde(&said, &mut out);
+    assert_eq!(decode_serde::<Said>(&out).as_ref(), Ok(&said), "what was read can be written and read");
+    let limits = penstock_members::Limits { join: 3, serve: 2 };
+    let (me, mut member) = match joins {
+        true => (2, Member::joiner(2, None, limits)),
+        false => (0, Member::founder(0, 2, limits)),
+    };
+    (0..2).for_each(|dataflow| member.open(dataflow));
+    // Up to which id there is a place in the table of routes.
+    let mut known = member.list().next;
+    for (now, (from, lane, message)) in (1..).zip(said) {
+        let from = from as usize;
+        if from == me {
+            continue;
+        }
+        let went = member.accept(from, lane, message, &mut NoBooks).and_then(|()| member.tick(now, &mut NoBooks));
+        let outputs = member.outputs();
+        for output in &outputs {
+            if let Output::Adopted(list) = output {
+                assert_eq!(list.check(), Ok(()));
+                known = known.max(list.next);
+            }
+        }
+        for output in outputs {
+            if let Output::Send { to, .. } = output {
+                assert!(to < known && to != me, "worker {to} is told something, and {known} were ever admitted");
+            }
+        }
+        if went.is_err() || member.is_over() {
+            break;
+        }
+        let _ = member.drained(&mut NoBooks);
+    }
+    let _ = member.remembers();
+    true
+}
+
+/// What an operator of a joiner learns of a peer: how rows are routed.
+pub fn lesson(data: &[u8]) -> bool {
+    penstock_bins::fuzz_lesson(data)
+}
+
+/// Claims, manifests, notes of what was shown, and their names.
 pub fn manifest(data: &[u8]) -> bool {
     let Some((seal, rest)) = sealed(data) else { return false };
     let bytes = match seal {
@@ -243,7 +346,9 @@ pub fn manifest(data: &[u8]) -> bool {
     };
     let mut contents = Contents::default();
     let name = std::str::from_utf8(&rest[..rest.len().min(128)]).unwrap_or(".");
-    for name in [name, &format!("data-{name}"), &format!("claim-{name}"), &format!("manifest-{name}")] {
+    let kinds = ["", "data-", "claim-", "manifest-", "shown-"];
+    for name in kinds.map(|kind| format!("{kind}{name}")) {
+        let name = name.as_str();
         let _ = Named::parse(name);
         contents.add(name, bytes.len() as u64, &bytes);
     }
@@ -260,9 +365,16 @@ pub fn manifest(data: &[u8]) -> bool {
         assert_eq!(contents.serving(manifest.batch).map(|found| found.is_some()), Ok(true));
         let _ = manifest.plan.check(&manifest.plan);
     }
+    let shown = decode::<Shown>(&bytes);
+    if let Ok(shown) = &shown {
+        assert_eq!(decode::<Shown>(&encode(shown)).as_ref(), Ok(shown));
+        contents.add(&shown.name(), bytes.len() as u64, &bytes);
+        assert_eq!(Named::parse(&shown.name()), Some(Named::Shown { batch: shown.batch }));
+        assert!(contents.shown(shown.batch).is_some());
+    }
     let _ = (contents.newest_claim(), contents.newest_batch());
     comes_back(&contents);
-    claim.is_ok() || manifest.is_ok()
+    claim.is_ok() || manifest.is_ok() || shown.is_ok()
 }
 
 /// Data files: as they are, with a right index checksum, and with chunks of any bytes.

@@ -6,14 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+use penstock_bins::{BinState, BinTable, Command, Configurations, Control, Encoding, Extent, Routing};
 use penstock_cluster::session::{Client, Keys, Kind, NONCE_BYTES, Role, Secret, write_frame};
 use penstock_dataflow::Wire;
+use penstock_dataflow::fabric::FRAME_KINDS;
+use penstock_dataflow::wire::encode_serde;
+use penstock_engine::{Shown, encode};
 use penstock_files::File;
 use penstock_fuzz::TARGETS;
 use penstock_graph::{Builder, Loops, Repeats, file};
+use penstock_members::list::{Change, Home};
+use penstock_members::message::{Bundle, Grant, Range, Request, State};
+use penstock_members::{Lane, List, Message as MemberMessage};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{CallError, Callbacks, FlowBlock, ForeignState, Plan};
+use serde::Serialize;
 use serde_json::json;
 
 /// Largest file that is kept: corpora grow by what is new, not by what is long.
@@ -152,14 +159,36 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
         add("flow_blocks", name, bytes);
     }
     add("flow_blocks", "none", vec![9, 9]);
-    let mut bundle = Vec::new();
-    penstock_dataflow::wire::encode_serde(&(0_u64, Some("graph"), vec![(0_u64, vec![1_u8, 2])]), &mut bundle);
-    add("fabric_frames", "bundle-sealed", [&[1], &[0; 56][..], &bundle].concat());
+    let mut all = Vec::new();
+    for (kind, (name, body)) in (0..).zip(bodies()) {
+        let mut header = [0; 56];
+        header[5] = kind;
+        add("fabric_frames", &format!("{name}-sealed"), [&[1], &header[..], &body].concat());
+        // Of its kind, on the first lane, from worker 1 to worker 0.
+        let frame = [&[kind, 0, 1, 0, 0, 0, 0, 0, 0, 0][..], &(body.len() as u16).to_le_bytes(), &body].concat();
+        all.extend_from_slice(&frame);
+        add("door", name, frame);
+    }
+    add("door", "all", all);
+    add("door", "none", vec![0; 11]);
     add("fabric_frames", "nothing", vec![0; 57]);
+    for (name, mode, said) in told() {
+        add("members", name, with(mode, &encoded(&said)));
+    }
+    add("members", "none", with(0, &[200]));
+    add("lesson", "all", encoded(&configurations()));
+    add("lesson", "fresh", encoded(&Configurations::<u64>::new(Routing::new(0, 1).unwrap())));
+    add("lesson", "three-bins", encoded(&(vec![0_u32; 3], [0_u8; 5])));
+    // To worker 7: so much was taken, these bins are wanted.
+    add("bin_parts", "taken", [&7_u32.to_le_bytes()[..], &encoded(&(0_u32, 300_u64))].concat());
+    add("bin_parts", "wanted", [&7_u32.to_le_bytes()[..], &encoded(&(1_u32, vec![5_u32, u32::MAX]))].concat());
+    let (query, columns) = ("q".to_owned(), "k int64".to_owned());
+    let shown = Shown { query, batch: 4, generation: 2, nonce: 7, rows: 3, hash: u64::MAX, columns };
+    add("manifest", "shown", with(0, &encode(&shown)));
+    add("manifest", "shown-sealed", with(1, &serde_json::to_vec(&shown).unwrap()));
     let part = |kind: u8, rest: &[u8]| [&[kind, 7, 0, 0, 0], rest].concat();
     let records = vec![(5_u64, vec![(-1_i64, Some("a".to_owned())), (3, None)])];
-    let mut pending = Vec::new();
-    penstock_dataflow::wire::encode_serde(&records, &mut pending);
+    let pending = encoded(&records);
     for (name, part) in [
         ("prepare", part(1, &[1, 9])),
         ("state", part(2, b"any bytes")),
@@ -225,6 +254,95 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     add("pattern", "triangle", b"tri(a, b, c) :- e(a, b), e(b, c), e(a, c)".to_vec());
     add("pattern", "no-pattern", b"tri(a :- e(a)".to_vec());
     found
+}
+
+fn encoded(value: &impl Serialize) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_serde(value, &mut out);
+    out
+}
+
+/// The list that lets worker 2 in, which is of the process of worker 0.
+fn admitted() -> List {
+    let mut list = List::founded_at(2, 1).after(Change::Admitted(vec![2])).unwrap();
+    list.homes.insert(2, Home { process: 0, ticket: 1 });
+    list
+}
+
+fn marker<P>(list: &List, grant: Option<Grant<P>>) -> MemberMessage<P> {
+    MemberMessage::Marker { list: Arc::new(list.clone()), next: [(0, 1), (1, 0)].into(), grant }
+}
+
+/// A body of each kind of frames between processes, by number: who adds a kind adds one here.
+fn bodies() -> [(&'static str, Vec<u8>); FRAME_KINDS] {
+    type Told = (Option<String>, Vec<Vec<u8>>);
+    let number = |number: u64| number.to_le_bytes().to_vec();
+    [
+        ("data", [&1_u32.to_le_bytes()[..], &[5, 1, 9]].concat()),
+        ("bundle", encoded(&(0_u64, Some("graph"), vec![(0_u64, vec![1_u8, 2])]))),
+        ("abort", encoded(&(1_usize, (3_u32, 1_usize, "it ended")))),
+        ("goodbye", Vec::new()),
+        ("beat", Vec::new()),
+        ("credit", number(0)),
+        ("leave", number(1)),
+        ("behind", vec![1, 0, 0, 0, 5]),
+        ("member", encoded(&marker::<Told>(&admitted(), None))),
+        ("given-up", Vec::new()),
+        ("ask", encoded(&(1_u64, 2_usize, [0_usize].as_slice()))),
+        ("welcome", number(2)),
+        ("over", Vec::new()),
+    ]
+}
+
+type Said = Vec<(u32, Lane, MemberMessage<Vec<u8>>)>;
+
+/// What members are told: a founder, and with an odd mode one that joins.
+fn told() -> Vec<(&'static str, u8, Said)> {
+    let lanes = [Lane::Urgent, Lane::Data, Lane::Behind];
+    let (admitted, empty) = (admitted(), || Vec::<u8>::new());
+    let seated = admitted.after(Change::Seated { joiner: 2, granter: 0 }).unwrap();
+    let urgent = |from: u32, message| (from, Lane::Urgent, message);
+    let bundle = |number, after| MemberMessage::Bundle(0, Bundle { number, after, part: vec![7] });
+    let range = Range { dataflow: 0, sender: 1, start: 0, end: 1 };
+    let grant = || Grant::from([(0, (vec![1], vec![(1, 0)]))]);
+    let home = Home { process: 1, ticket: 1 };
+    let leaving = List::founded_at(2, 1).after(Change::Leaving(1)).unwrap();
+    let states =
+        || Arc::new([0, 1].map(|dataflow| (dataflow, State { next: [(0, 3)].into(), counts: empty() })).into());
+    let mut admits: Said = lanes.iter().map(|lane| (1, *lane, marker(&admitted, None))).collect();
+    admits.push(urgent(2, marker(&admitted, None)));
+    admits.push(urgent(2, MemberMessage::Bootstrap { attempt: 1 }));
+    admits.push(urgent(1, bundle(0, vec![(0, 0)])));
+    admits.push(urgent(2, MemberMessage::Ask { attempt: 1, range }));
+    admits.push(urgent(2, MemberMessage::Request(Request::Seat { joiner: 2, granter: 0 })));
+    admits.push(urgent(2, MemberMessage::Done { attempt: 1 }));
+    admits.push(urgent(1, MemberMessage::Request(Request::Admit { home, count: 3, linked: [0, 1].into() })));
+    let mut leaves: Said = lanes.iter().map(|lane| (1, *lane, marker(&leaving, None))).collect();
+    leaves.push(urgent(1, bundle(0, Vec::new())));
+    leaves.push(urgent(1, MemberMessage::Legacy(grant())));
+    leaves.push(urgent(1, MemberMessage::Request(Request::Close { leaver: 1, finals: [(0, 1)].into() })));
+    leaves.push(urgent(1, MemberMessage::Request(Request::Withdraw(2))));
+    leaves.push(urgent(1, MemberMessage::Request(Request::Leave(0))));
+    let mut joins: Said = lanes.iter().map(|lane| (0, *lane, marker(&admitted, None))).collect();
+    joins.extend(lanes.map(|lane| (1, lane, marker(&admitted, None))));
+    joins.push(urgent(0, MemberMessage::Snapshot { attempt: 1, states: states() }));
+    let bundles = Ok(vec![Bundle { number: 0, after: Vec::new(), part: empty() }]);
+    joins.push(urgent(0, MemberMessage::Answer { attempt: 1, range, bundles }));
+    joins.push(urgent(0, marker(&seated, Some(grant()))));
+    joins.push(urgent(1, bundle(1, Vec::new())));
+    vec![("admits", 0, admits), ("leaves", 0, leaves), ("joins", 1, joins)]
+}
+
+/// Configurations of which some are pending, with a bin that is split, and one that may still come.
+fn configurations() -> Configurations<u64> {
+    let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+    f.stage(3, Control::batch(0, vec![Command::Split { bin: 3, bits: 2 }]));
+    f.stage(5, Control::batch(1, vec![Command::Map(vec![1, 1, 0, 0])]));
+    f.stage(7, Control::batch(2, vec![Command::Merge { bin: 3 }, Command::Move { bin: 2, worker: 1 }]));
+    f.stage(9, Control::batch(3, vec![Command::Noop]));
+    f.advance(&[8], |_| true);
+    f.start(|_| false).unwrap();
+    f
 }
 
 /// Files of `data` before this one are of golden checkpoints.
@@ -314,6 +432,7 @@ fn messages() -> Vec<(&'static str, serde_json::Value)> {
         ("feed", json!({"query": "q", "epoch": 1, "partition": 2, "attempt": 3})),
         ("drain", json!({"query": "q", "epoch": 1, "piece": 2, "which": "late"})),
         ("end", json!({"rows": 3, "checksum": 7})),
+        ("introduction", json!({"group": "g", "from": 0, "to": 1, "processes": 2, "threads": 4})),
         ("failure", json!({"error": {"kind": "state", "message": "no"}})),
         ("none", json!({"stamp": stamp})),
     ]

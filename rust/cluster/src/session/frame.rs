@@ -45,11 +45,21 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them, from 1 on.
+    pub const ALL: [Kind; 9] = [
+        Kind::Request,
+        Kind::Reply,
+        Kind::Message,
+        Kind::Join,
+        Kind::Dismiss,
+        Kind::Heartbeat,
+        Kind::Answer,
+        Kind::Data,
+        Kind::End,
+    ];
+
     fn from_byte(byte: u8) -> Option<Kind> {
-        use Kind::*;
-        [Request, Reply, Message, Join, Dismiss, Heartbeat, Answer, Data, End]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 

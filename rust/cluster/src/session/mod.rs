@@ -31,6 +31,8 @@ pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
 pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server, listening_at};
 pub use keys::{Keys, Secret};
 pub use metrics::{Metrics, MetricsSnapshot};
+#[doc(hidden)]
+pub use run_mesh::fuzz_introduction;
 pub use run_mesh::{MeshDoor, MeshError, MeshPlan, MeshPort, join_mesh};
 pub use stream::Stream;
 

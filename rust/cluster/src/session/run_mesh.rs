@@ -82,13 +82,23 @@ pub enum MeshError {
 }
 
 /// What the dialling side says about itself; covered by both proofs.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Introduction {
     group: String,
     from: usize,
     to: usize,
     processes: usize,
     threads: usize,
+}
+
+/// Reads what the dialling side says about itself, and what it wrote of it again; whether it is that. For fuzzing.
+#[doc(hidden)]
+#[must_use]
+pub fn fuzz_introduction(context: &[u8]) -> bool {
+    let Ok(said) = serde_json::from_slice::<Introduction>(context) else { return false };
+    let again = serde_json::to_vec(&said).expect("names and numbers are JSON");
+    assert_eq!(serde_json::from_slice::<Introduction>(&again).expect("what was written can be read"), said);
+    true
 }
 
 /// A listener for one run.

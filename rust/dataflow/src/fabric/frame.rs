@@ -44,6 +44,25 @@ pub(super) enum Kind {
     Over = 12,
 }
 
+impl Kind {
+    /// All of them, each at its number.
+    pub(super) const ALL: [Kind; 13] = [
+        Kind::Data,
+        Kind::Progress,
+        Kind::Abort,
+        Kind::Goodbye,
+        Kind::Beat,
+        Kind::Credit,
+        Kind::Leave,
+        Kind::Behind,
+        Kind::Member,
+        Kind::GivenUp,
+        Kind::Ask,
+        Kind::Welcome,
+        Kind::Over,
+    ];
+}
+
 /// A checked header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
@@ -116,22 +135,7 @@ impl Header {
         if crc32fast::hash(&bytes[..52]) != u32_at(bytes, 52) {
             return Err(ProtocolFault::Checksum);
         }
-        let kind = match bytes[5] {
-            0 => Kind::Data,
-            1 => Kind::Progress,
-            2 => Kind::Abort,
-            3 => Kind::Goodbye,
-            4 => Kind::Beat,
-            5 => Kind::Credit,
-            6 => Kind::Leave,
-            7 => Kind::Behind,
-            8 => Kind::Member,
-            9 => Kind::GivenUp,
-            10 => Kind::Ask,
-            11 => Kind::Welcome,
-            12 => Kind::Over,
-            other => return Err(ProtocolFault::Kind(other)),
-        };
+        let kind = *Kind::ALL.get(usize::from(bytes[5])).ok_or(ProtocolFault::Kind(bytes[5]))?;
         if u64_at(bytes, 8) != tag.query {
             return Err(ProtocolFault::Query(u64_at(bytes, 8)));
         }
@@ -195,6 +199,17 @@ mod tests {
         let (header, body) = read(&mut &bytes(&frame)[..], TAG).expect("a good frame");
         assert_eq!((header.kind, header.channel, header.from, header.to), (Kind::Progress, 1 << 40, 5, 2));
         assert_eq!(body, [1, 2, 3]);
+    }
+
+    #[test]
+    fn kinds_stand_at_their_numbers() {
+        assert!(Kind::ALL.iter().enumerate().all(|(at, kind)| *kind as usize == at));
+        let mut frame = bytes(&Frame::new(TAG, Kind::Over, 0, 0, 0, vec![]));
+        frame[5] = Kind::ALL.len() as u8;
+        let checksum = crc32fast::hash(&frame[..52]);
+        frame[52..56].copy_from_slice(&checksum.to_le_bytes());
+        let read = read(&mut &frame[..], TAG);
+        assert!(matches!(read, Err(ReadError::Fault(ProtocolFault::Kind(kind))) if kind == frame[5]));
     }
 
     #[test]

@@ -54,6 +54,10 @@ use link::Outbox;
 use shuffle::Shuffle;
 use verdict::{Cause, Verdict};
 
+/// How many kinds of frames there are, numbered from 0 on. For fuzzing.
+#[doc(hidden)]
+pub const FRAME_KINDS: usize = frame::Kind::ALL.len();
+
 /// Reads frames of a fabric until something is none; how many there were. For fuzzing: links do the same with a socket.
 #[doc(hidden)]
 #[must_use]

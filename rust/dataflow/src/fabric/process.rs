@@ -648,6 +648,18 @@ impl Wire {
         Ok(())
     }
 
+    /// Takes a frame here as if the other process had sent it: for fuzzing, since nobody there would.
+    ///
+    /// # Errors
+    /// Why it cannot be taken.
+    pub fn hear(&self, kind: u8, channel: u64, from: usize, to: usize, body: Vec<u8>) -> Result<(), Error> {
+        let kind = *Kind::ALL.get(usize::from(kind)).ok_or_else(|| self.inbound.broken(ProtocolFault::Kind(kind)))?;
+        let Frame { header, body } = Frame::new(self.inbound.tag, kind, channel, from, to, body);
+        let read = frame::read(&mut &[&header[..], &body].concat()[..], self.inbound.tag);
+        let (header, body) = read.map_err(|_| self.inbound.broken(ProtocolFault::Checksum))?;
+        self.inbound.accept(header, body)
+    }
+
     /// The link ends as it does when the other process dies.
     pub fn cut(&self) {
         self.stream.borrow_mut().clear();
