@@ -15,7 +15,7 @@
 //! | `shipment`, `arrival`, `message` | bins on their way out, in; what travels from F to S |
 //! | `pending` | post-dated records, by bin |
 //! | `table`, `shelf` | bins of a worker; bins at rest in a process, undo of a failed epoch |
-//! | `stateful`, `state_machine` | building the operator |
+//! | `stateful`, `binary`, `state_machine` | building the operator: of one input, of two, of one fold per key |
 //! | `control_input`, `plan` | control input; migrations as steps: [`Strategy`], [`Migration`] |
 //! | `block`, `keyed` | blocks that can be routed; rows of (key, value), a hash map as a bin |
 //! | `stats` | counters and the log of migrations |
@@ -42,6 +42,7 @@
 
 mod arrival;
 mod bin;
+mod binary;
 mod block;
 mod configuration;
 mod control;
@@ -64,6 +65,7 @@ mod stats;
 mod table;
 
 pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
+pub use binary::{Both, Side, distribute, stateful_binary};
 pub use block::Block;
 #[doc(hidden)]
 pub use configuration::fuzz_lesson;

@@ -70,6 +70,15 @@ pub struct Later<T, P> {
 }
 
 impl<T: Timestamp + TotalOrder, P> Later<T, P> {
+    pub(crate) fn new(now: T) -> Self {
+        Self { now, records: Vec::new() }
+    }
+
+    /// Takes what another one of the same time has taken.
+    pub(crate) fn extend<Q>(&mut self, other: Later<T, Q>, wrap: impl Fn(Q) -> P) {
+        self.records.extend(other.records.into_iter().map(|(bin, time, record)| (bin, time, wrap(record))));
+    }
+
     /// Has `record` come back for `bin`, of which rows or records were given, at `time`. At the present time it comes back at once, after this call.
     ///
     /// # Errors
@@ -94,6 +103,10 @@ impl<T: Timestamp, O: 'static> Outbox<'_, T, O> {
     /// Sends a block.
     pub fn give(&mut self, block: O) {
         self.output.session(self.capability).give(block);
+    }
+
+    pub(crate) fn lend(&mut self) -> Outbox<'_, T, O> {
+        Outbox { output: self.output, capability: self.capability }
     }
 }
 
@@ -375,7 +388,7 @@ where
     }
 
     fn call(&mut self, time: T, capability: Capability<T>, blocks: Vec<D>, due: Vec<(u32, P)>) -> Result<(), BoxError> {
-        let mut later = Later { now: time.clone(), records: Vec::new() };
+        let mut later = Later::new(time.clone());
         let mut again = Vec::new();
         {
             let mut out = Outbox { output: &mut self.ports.output, capability: &capability };

@@ -6,6 +6,7 @@ mod common;
 #[path = "../../../dataflow/tests/support/linked.rs"]
 mod linked;
 
+mod binary;
 mod joining;
 mod migration;
 mod naive;
