@@ -273,43 +273,76 @@ fn control_is_checked_when_it_is_scheduled() {
     assert!(duo.rigs[1].counts.rejected.borrow().is_empty());
 }
 
-/// One control stream drives two operators at the same times.
+/// One control stream moves the bins of two operators at the same times, there and back.
 #[test]
 fn operators_share_control() {
     use penstock_bins::{Config, Keyed, Shelf, Stats, state_machine};
-    use std::sync::Arc;
-    let routing = Routing::new(2, 1).unwrap();
-    let mut worker = penstock_dataflow::Worker::new(penstock_dataflow::fabric::threads(1).remove(0));
-    let shelf = Shelf::<Sums>::new();
-    let (mut data, mut control, first, second) = worker.dataflow::<u64, _>("joint", |scope| {
-        let (data, blocks) = scope.new_input::<Keyed<u64, u64>>();
-        let (control, commands) = scope.new_input();
-        let config = |name: &str| Config::in_process(name, routing.clone(), 0, shelf.clone(), Arc::new(Stats::new()));
-        let sum = |key: &u64, value: u64, sum: &mut u64| {
-            *sum += value;
-            (*sum >= 10, Some((*key, *sum)))
-        };
-        let first = state_machine(&blocks, &commands, config("first"), sum).unwrap();
-        let again = first.output.map_blocks(|rows: Vec<(u64, u64)>| Keyed::new(rows, hash));
-        let second = state_machine(&again, &commands, config("second"), sum).unwrap();
-        (data, control, first, second)
-    });
+    use penstock_dataflow::{Worker, fabric};
+    use std::sync::{Arc, Mutex};
+    let routing = Routing::new(2, 2).unwrap();
+    let (here, bin) = (routing.owner(hash(&8)), bin(hash(&8), 2));
+    let there = 1 - here;
+    let (shelf, stats, applied) = (Shelf::<Sums>::new(), Arc::new(Stats::new()), Arc::new(Mutex::new(Vec::new())));
+    let mut workers: Vec<Worker> = fabric::threads(2).into_iter().map(Worker::new).collect();
+    let mut rigs: Vec<_> = workers
+        .iter_mut()
+        .map(|worker| {
+            let index = worker.index();
+            worker.dataflow::<u64, _>("joint", |scope| {
+                let (data, blocks) = scope.new_input::<Keyed<u64, u64>>();
+                let (control, commands) = scope.new_input();
+                let config =
+                    |name: &str| Config::in_process(name, routing.clone(), index, shelf.clone(), Arc::clone(&stats));
+                let machine = |name: &'static str, blocks| {
+                    let sum = |key: &u64, value: u64, sum: &mut u64| {
+                        *sum += value;
+                        (*sum >= 10, Some((*key, *sum)))
+                    };
+                    let machine = state_machine(&blocks, &commands, config(name), sum).unwrap();
+                    let applied = Arc::clone(&applied);
+                    machine.output.inspect(move |time, rows| {
+                        applied.lock().unwrap().extend(rows.iter().map(|(_, sum)| (*time, name, *sum, index as u32)));
+                    });
+                    machine
+                };
+                let first = machine("first", blocks);
+                let again = first.output.map_blocks(|rows: Vec<(u64, u64)>| Keyed::new(rows, hash));
+                let second = machine("second", again);
+                (Some(data), Some(control), first, second)
+            })
+        })
+        .collect();
+    let mut control = ControlInput::new(rigs[0].1.take().unwrap(), routing, 2);
+    rigs[1].1 = None;
+    for (time, worker) in [(1, there), (3, here)] {
+        control.schedule(time, vec![Command::Move { bin, worker }]).unwrap();
+    }
     for time in 0..4 {
-        data.send(Keyed::new(vec![(8, 4)], hash));
-        control.send(Control::batch(time, vec![Command::Noop]));
-        data.advance_to(time + 1).unwrap();
+        rigs[0].0.as_mut().unwrap().send(Keyed::new(vec![(8, 4)], hash));
+        for (data, ..) in &mut rigs {
+            data.as_mut().unwrap().advance_to(time + 1).unwrap();
+        }
         control.advance_to(time + 1).unwrap();
+        while workers.iter().any(Worker::has_work) {
+            workers.iter_mut().for_each(|worker| _ = worker.step().unwrap());
+        }
+        let owner = if (1..3).contains(&time) { there } else { here };
+        for (index, (_, _, first, second)) in (0..).zip(&rigs) {
+            assert!(second.probe.less_equal(&(time + 1)) && !second.probe.less_than(&(time + 1)));
+            for operator in [first, second] {
+                assert_eq!(operator.table.borrow().get(bin).is_some(), owner == index, "{time}");
+                assert_eq!(operator.routing.borrow().owner_of(bin), owner);
+                assert!(operator.rejected.borrow().is_empty());
+            }
+        }
     }
-    while worker.has_work() {
-        worker.step().unwrap();
-    }
-    assert!(first.probe.less_equal(&4) && !second.probe.less_than(&4));
-    let state = |operator: &penstock_bins::Stateful<u64, Sums, Vec<(u64, u64)>>| {
-        operator.table.borrow().owned().find_map(|(_, state)| state.get(&8).copied())
-    };
     // 4, 8, 12 and gone, 4 | 4, 12 and gone, 12 and gone, 4.
-    assert_eq!((state(&first), state(&second)), (Some(4), Some(4)));
-    assert!(second.rejected.borrow().is_empty());
+    let mut applied = std::mem::take(&mut *applied.lock().unwrap());
+    applied.sort_unstable();
+    let rows = [(0, 4, 4, here), (1, 8, 12, there), (2, 12, 12, there), (3, 4, 4, here)];
+    let both = |(time, one, other, worker)| [(time, "first", one, worker), (time, "second", other, worker)];
+    assert_eq!(applied, rows.into_iter().flat_map(both).collect::<Vec<_>>());
+    assert_eq!(stats.counters().bins_in, 4, "two bins there and back");
 }
 
 /// A bin that moves at the first instant of an epoch that only one of the two workers has marked would lose its undo.
