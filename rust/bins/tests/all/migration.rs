@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::common::duo::Duo;
 use crate::common::fleet::{self, Layout};
 use crate::common::{self, Dice, Load, Row, SharedTrace, Sums, Trace, build, config, hash};
+use penstock_balance::PauseLimit;
 use penstock_bins::{
     BinEvent, BinTable, BinsError, BoxError, Config, ControlInput, Counters, Keyed, KeyedMap, Migration, Moment,
     Routing, Shelf, Stats, Strategy, bin, state_machine, stateful,
@@ -92,7 +94,8 @@ fn strategy() -> impl proptest::strategy::Strategy<Value = Strategy> {
     prop_oneof![
         Just(Strategy::AllAtOnce),
         Just(Strategy::Fluid),
-        (1usize..6).prop_map(|size| Strategy::Batched { size })
+        (1usize..6).prop_map(|size| Strategy::Batched { size }),
+        (1usize..4).prop_map(|size| Strategy::Matched { size })
     ]
 }
 
@@ -157,6 +160,51 @@ fn a_batched_migration_overlaps_with_processing() {
     assert!(at(2) < at(4) && at(4) < at(8), "outputs grow from step to step: {processed:?}");
     assert!(duo.stats.counters().records_routed_moving > 0);
     assert_eq!(migration.progress().steps, 4);
+}
+
+/// How long bins are on their way is counted in turns, in each of which a piece of state crosses.
+#[test]
+fn steps_grow_and_shrink_with_what_they_cost() {
+    const BITS: u8 = 5;
+    const MOST: u64 = 30;
+    let routing = Routing::from_owners(vec![0; 1 << BITS]).unwrap();
+    let mut duo = Duo::shipping(Layout::Apart { processes: 2, threads: 1 }, &routing, 0);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
+    let large = 8..20;
+    let of = |bin: u32| (1 << 63..).filter(move |key| penstock_bins::bin(hash(key), BITS) == bin);
+    let keys = (0..1 << BITS).flat_map(|bin| of(bin).take(if large.contains(&bin) { 20_000 } else { 1 }));
+    // Numbers that take ten bytes each: of a chunk there are some three thousand keys.
+    duo.send(0, keys.map(|key| (key, -2)).collect());
+    let mut migration = Migration::from_steps((0..1 << BITS).map(|bin| vec![(bin, 1)]).collect());
+    let turns = Duration::from_secs;
+    let mut limit = PauseLimit::new(turns(MOST));
+    let (mut time, mut taken) = (0, Vec::new());
+    while !migration.is_done() {
+        time += 1;
+        duo.data_to(time);
+        control.advance_to(time).unwrap();
+        duo.settle();
+        let before = migration.progress().steps_done;
+        control.schedule(time, migration.issue(time, limit.groups()).unwrap()).unwrap();
+        control.advance_to(time + 1).unwrap();
+        duo.data_to(time + 1);
+        let mut paused = 0;
+        while !migration.observe(&duo.rigs[0].counts.probe) {
+            assert!(duo.step());
+            paused += 1;
+        }
+        let bins = migration.progress().steps_done - before;
+        limit.took(bins, turns(paused));
+        taken.push((before, bins, paused));
+    }
+    let bins = |range: std::ops::Range<usize>| {
+        let steps = taken.iter().filter(|(before, ..)| range.contains(before));
+        steps.map(|(_, bins, _)| *bins).collect::<Vec<_>>()
+    };
+    assert_eq!(bins(0..15), [1, 2, 4, 8], "twice as many while they cost little: {taken:?}");
+    assert!(taken[3].2 > 2 * MOST, "the last of these was of bins that cost much: {taken:?}");
+    assert!(bins(15..20).iter().all(|bins| *bins <= 2), "{taken:?}");
+    assert!(bins(20..32).contains(&4), "of the others they grow again: {taken:?}");
 }
 
 /// Bins of many chunks cross to another process and back; the threads of one process move pointers.
