@@ -23,17 +23,30 @@ def key_of(item: Any) -> int:
     return int(item[0])
 
 
-def fold(time: int, records: list[Any], bin: Any) -> Any:
-    """Sums per key that depend on the order of times; some come again later, or once more at once."""
-    for key, value in sorted(records):
-        bin.state[key] = total = (bin.state.get(key, 0) * 7 + value) % 1_000
-        if value in (1, 2, 3):
-            bin.notify_at(time + value, (key, 10 + value))
-        elif value == 4:
-            bin.notify_at(time, (key, 9))
-        if value == 5:
-            del bin.state[key]
-        yield key, value, total
+def folding(factor: int) -> Any:
+    def fold(time: int, records: list[Any], mine: Any, *others: Any) -> Any:
+        """Sums per key that depend on the order of times, and on the sums of the other input; some come again later, or
+        once more at once, some of them there."""
+        for key, value in sorted(records):
+            there = sum(other.state.get(key, 0) for other in others)
+            mine.state[key] = total = (mine.state.get(key, 0) * factor + there + value) % 1_000
+            if value in (1, 2, 3):
+                mine.notify_at(time + value, (key, 10 + value))
+            elif value == 4:
+                mine.notify_at(time, (key, 9))
+            elif value >= 6:
+                for other in others:
+                    other.notify_at(time + value - 6, (key, 0))
+            if value == 5:
+                del mine.state[key]
+            yield factor, key, value, total
+
+    return fold
+
+
+#: Of one input, and of two.
+FOLDS = [[folding(7)], [folding(7), folding(11)]]
+Sides = list[dict[int, list[Item]]]
 
 
 def bin_of(key: int, bits: int) -> int:
@@ -41,36 +54,52 @@ def bin_of(key: int, bits: int) -> int:
     return code >> (64 - bits)
 
 
-def expected(items: dict[int, list[Item]], bits: int) -> Counter[Any]:
-    """Time after time, bin after bin."""
-    bins: dict[int, Any] = {}
-    due: dict[tuple[int, int], list[Item]] = defaultdict(list)
+def expected(sides: Sides, bits: int) -> Counter[Any]:
+    """Time after time, bin after bin, input after input."""
+    folds = FOLDS[len(sides) - 1]
+    bins: dict[int, list[Any]] = {}
+    due: dict[tuple[int, int], list[list[Item]]] = defaultdict(lambda: [[] for _ in sides])
     out: Counter[Any] = Counter()
 
     class Held:
-        def __init__(self, bin: int) -> None:
+        def __init__(self, bin: int, side: int) -> None:
             self.state: dict[int, int] = {}
-            self.bin = bin
+            self.place = (bin, side)
 
         def notify_at(self, time: int, record: Item) -> None:
-            due[time, self.bin].append(record)
+            bin, side = self.place
+            due[time, bin][side].append(record)
 
-    for item_time, item in ((time, item) for time, all_ in items.items() for item in all_):
-        due[item_time, bin_of(item[0], bits)].append(item)
+    for side, items in enumerate(sides):
+        for time, item in ((time, item) for time, all_ in items.items() for item in all_):
+            due[time, bin_of(item[0], bits)][side].append(item)
     while due:
         time, bin = min(due)
-        for made in fold(time, due.pop((time, bin)), bins.setdefault(bin, Held(bin))):
-            out[time, made] += 1
+        held = bins.setdefault(bin, [Held(bin, side) for side in range(len(sides))])
+        for side, fold in enumerate(folds):
+            # What the fold before has left for this one at once is given to it.
+            records, due[time, bin][side] = due[time, bin][side], []
+            if records:
+                out.update((time, made) for made in fold(time, records, held[side], *held[:side], *held[side + 1 :]))
+        if not any(due[time, bin]):
+            del due[time, bin]
     return out
 
 
-def program(items: dict[int, list[Item]], commands: dict[int, list[Any]], bits: int, seed: int, ahead: int) -> Any:
+def program(sides: Sides, commands: dict[int, list[Any]], bits: int, seed: int, ahead: int) -> Any:
     def run(worker: Any) -> Any:
         rng = random.Random(seed + worker.index)
+        folds = FOLDS[len(sides) - 1]
         with worker.dataflow() as scope:
-            data, stream = scope.input()
+            inputs, streams = zip(*(scope.input() for _ in sides), strict=True)
             moves, control = scope.input()
-            seen = stream.stateful_unary(key_of, fold, control=control, bits=bits).collect()
+            options = {"control": control, "bits": bits}
+            made = (
+                streams[0].stateful_unary(key_of, *folds, **options)
+                if len(sides) == 1
+                else streams[0].stateful_binary(streams[1], key_of, key_of, *folds, **options)
+            )
+            seen = made.collect()
         for time in range(TIMES + ahead):
             if time < TIMES:
                 moves.advance_to(time)
@@ -80,11 +109,12 @@ def program(items: dict[int, list[Item]], commands: dict[int, list[Any]], bits: 
             else:
                 moves.close()
             if time >= ahead:
-                data.advance_to(time - ahead)
-                all_ = items.get(time - ahead, [])
-                data.send([item for at, item in enumerate(all_) if at % worker.peers == worker.index])
-            for _ in range(rng.randrange(3)):
-                worker.step()
+                for data, items in zip(inputs, sides, strict=True):
+                    data.advance_to(time - ahead)
+                    all_ = items.get(time - ahead, [])
+                    data.send([item for at, item in enumerate(all_) if at % worker.peers == worker.index])
+                    for _ in range(rng.randrange(3)):
+                        worker.step()
         moves.close()
         return seen
 
@@ -96,9 +126,11 @@ several = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize("inputs", [1, 2])
 @settings(max_examples=examples(40), deadline=None)
-@given(several, st.integers(0, 3), st.integers(1, 3), st.integers(0, 1 << 30), st.data())
-def test_moves_are_seen_by_nobody(items: dict[int, list[Item]], bits: int, workers: int, seed: int, data: Any) -> None:
+@given(st.integers(0, 3), st.integers(1, 3), st.integers(0, 1 << 30), st.data())
+def test_moves_are_seen_by_nobody(inputs: int, bits: int, workers: int, seed: int, data: Any) -> None:
+    sides = [data.draw(several) for _ in range(inputs)]
     worker = st.integers(0, workers - 1)
     # Of a time one map or some moves: commands of several workers at once are in no order.
     command = (
@@ -108,18 +140,21 @@ def test_moves_are_seen_by_nobody(items: dict[int, list[Item]], bits: int, worke
     )
     commands = data.draw(st.dictionaries(st.integers(0, TIMES - 1), command, max_size=4))
     ahead = data.draw(st.integers(0, 3))
-    found = pk.execute(program(items, commands, bits, seed, ahead), workers=workers)
+    found = pk.execute(program(sides, commands, bits, seed, ahead), workers=workers)
     got = Counter((time, made) for seen in found for time, block in seen for made in block)
-    assert got == expected(items, bits)
+    assert got == expected(sides, bits)
 
 
-def test_bins_move_between_processes() -> None:
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_bins_move_between_processes(inputs: int) -> None:
     rng = random.Random(3)
-    items = {time: [(rng.randrange(9), rng.randrange(9)) for _ in range(6)] for time in range(TIMES)}
+    sides = [
+        {time: [(rng.randrange(9), rng.randrange(9)) for _ in range(6)] for time in range(TIMES)} for _ in range(inputs)
+    ]
     commands = {1: [[1, 0, 1, 0]], 4: [(0, 0), (2, 0)], 6: [[1, 1, 1, 1]]}
-    found = pk.execute(program(items, commands, 2, 1, 1), processes=2)
+    found = pk.execute(program(sides, commands, 2, 1, 1), processes=2)
     got = Counter((time, made) for seen in found for time, block in seen for made in block)
-    assert got == expected(items, 2)
+    assert got == expected(sides, 2)
 
 
 def test_items_are_where_their_bin_is() -> None:
@@ -176,6 +211,24 @@ def test_a_migration_of_idle_sources_completes() -> None:
 
     found = [(time, n) for seen in pk.execute(run, workers=2) for time, block in seen for n in block]
     assert sorted(found) == [(0, 1), (0, 2), (0, 3), (9, 4)]
+
+
+def test_a_fold_post_dates_nothing_to_the_past_of_the_other_input() -> None:
+    def early(time: int, records: list[Any], mine: Any, theirs: Any) -> None:
+        theirs.notify_at(time - 1, "too late")
+
+    def run(worker: Any) -> None:
+        with worker.dataflow() as scope:
+            (left, lefts), (right, rights) = scope.input(), scope.input()
+            lefts.stateful_binary(rights, key_of, key_of, early, nothing)
+        # The other input has been called for this bin at 3 last.
+        right.advance_to(3)
+        right.send([(1, 2)])
+        left.advance_to(5)
+        left.send([(1, 2)])
+
+    with pytest.raises(TimeError, match="cannot be post-dated from time 5 to 4"):
+        pk.execute(run, workers=1)
 
 
 def build(make: Any) -> Any:

@@ -88,7 +88,7 @@ class Bin:
         return self._due[0][0] if self._due else None
 
     def _take(self, time: int) -> list[Any]:
-        self._now, found = time, []
+        found = []
         while self._due and self._due[0][0] <= time:
             found.append(heapq.heappop(self._due)[2])
         return found
@@ -278,6 +278,8 @@ class _State:
             bin = self._bins.get(number)
             if bin is None:
                 continue  # it has left, with what was due
+            for one in bin:
+                one._now = time
             for side, fold in enumerate(self._folds):
                 mine = [*(came[side] if came else ()), *bin[side]._take(time)]
                 if not mine:
