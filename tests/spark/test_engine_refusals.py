@@ -75,6 +75,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], type[EngineError], str]] = {
         StorageError,
         r"manifest-0+2-\S+ has version 9; this release reads up to 1: use the release that wrote it, or a later one$",
     ),
+    "a newer claim": (
+        lambda folder: rewrite(newest(folder, "claim"), newer),
+        StorageError,
+        r"claim-0+\d has version 9; this release reads up to 1: use the release that wrote it, or a later one$",
+    ),
     "a newer data file": (
         lambda folder: rewrite(newest(folder, "data"), newer),
         StorageError,
@@ -254,7 +259,7 @@ def test_another_flow(engine: pk.Engine, runs: Runs) -> None:
     engine.drop(runs.function.query_id)
     runs.add()
     error = runs.fails(engine, pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.min("v")))
-    for named in ("sum(Int64)", "min(Int64)"):
+    for named in ("sum(Int64)", "min(Int64)", "Put the step or source back", "name= of its own", "a new checkpoint"):
         assert named in str(error)
     assert sorted(runs.kept.batches) == [0, 1]
     runs.run(engine)

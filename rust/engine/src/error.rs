@@ -160,7 +160,10 @@ pub enum EngineError {
         found: String,
     },
     /// The flow has changed in a way that state cannot follow.
-    #[error("the state is of {before}, the flow has {after}: it cannot be taken over")]
+    #[error(
+        "the state is of {before}, the flow has {after}: it cannot be taken over. Put the step or source back as it was (a new step \
+         beside it has a name= of its own), or start a new query from batch 0 (a new checkpoint)"
+    )]
     OtherPlan {
         /// Of the state.
         before: String,

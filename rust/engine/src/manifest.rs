@@ -387,6 +387,14 @@ impl Contents {
         claims.chain(manifests).chain(files).max().unwrap_or(0)
     }
 
+    /// The newest claim where a newer release made it: nothing here can tell whether its engine lives, nor what else it has written.
+    #[must_use]
+    pub fn newer_claim(&self) -> Option<(String, FormatError)> {
+        let (number, read) = self.claims.iter().max_by_key(|(number, _)| *number)?;
+        let newer = read.as_ref().err().filter(|error| matches!(error, FormatError::Newer { .. }));
+        newer.map(|error| (Claim::name(*number), error.clone()))
+    }
+
     /// The manifest that serves who asks for the batch after `batch`, with the final epoch where that has run.
     ///
     /// # Errors
@@ -567,6 +575,21 @@ mod tests {
         }
         contents.add(&format!("data-{:020}-{:020}-0a", 7_u64 << CLAIM_BITS, 4), 9, b"");
         assert_eq!(contents.newest_claim(), 7);
+    }
+
+    #[test]
+    fn the_newest_claim_is_named_where_a_newer_release_made_it() {
+        let claim = |number| Claim { number, nonce: 5, registry: "h:1".into(), from: None };
+        let mut newer = encode(&claim(2));
+        newer[8] = 9;
+        let mut contents = Contents::default();
+        assert_eq!(contents.newer_claim(), None);
+        contents.add(&Claim::name(2), 0, &newer);
+        contents.add(&Claim::name(1), 0, &encode(&claim(1)));
+        assert_eq!(contents.newer_claim(), Some((Claim::name(2), FormatError::Newer { found: 9 })));
+        // One that was torn, or is not the newest, is of nobody who lives.
+        contents.add(&Claim::name(3), 0, b"torn");
+        assert_eq!(contents.newer_claim(), None);
     }
 
     #[test]

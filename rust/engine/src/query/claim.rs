@@ -214,6 +214,9 @@ impl Query {
         what: What,
         view: &View<'_>,
     ) -> Result<Option<Option<String>>, EngineError> {
+        if let Some(newer) = contents.newer_claim() {
+            return Err(newer.into());
+        }
         if contents.held && !view.setup.takeover {
             return Err(EngineError::Held { claim: contents.newest_claim() });
         }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, Manifest, MemberId, Moving,
-    Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish,
+    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, Manifest, MemberId, Moving,
+    Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
 };
 
 const QUERY: &str = "q";
@@ -1052,6 +1052,54 @@ fn members_that_are_not_needed_are_told_why() {
     let why = |member, why| Effect::Dismiss { member: MemberId(member), why };
     let start = Effect::StartResident { slot: 0 };
     assert_eq!(script.done, [why(7, Dismissal::Spare), start.clone(), why(8, Dismissal::Crowded), start]);
+}
+
+/// Whether the engine of such a claim lives cannot be asked, and what else it has written may be of that form, too.
+#[test]
+fn a_checkpoint_that_a_newer_release_has_claimed_is_refused_also_to_who_would_take_it_over() {
+    for takeover in [false, true] {
+        let mut script = Script::new(1);
+        let setup = Setup { workers: 1, bits: 2, takeover, ..Setup::default() };
+        script.engine = Engine::new(setup);
+        script.program.durable = true;
+        script.open();
+        let read = |effect: &Effect| match effect {
+            Effect::ReadCheckpoint { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        let ticket = script.batch(0).iter().find_map(read).expect("the checkpoint is read");
+        let claim = Claim { number: 1, nonce: 7, registry: "h:1".into(), from: None };
+        let mut newer = encode(&Claim { number: 2, ..claim.clone() });
+        newer[8] = 9;
+        let mut contents = Contents::default();
+        contents.add(&Claim::name(1), 0, &encode(&claim));
+        contents.add(&Claim::name(2), 0, &newer);
+        script.hear(Event::Stored { ticket, outcome: Ok(Stored::Contents(contents)) });
+        let told = script.errors();
+        assert_eq!(
+            told.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            [
+                "claim-00000000000000000002 has version 9; this release reads up to 1: use the release that wrote it, or a later one"
+            ]
+        );
+        assert!(matches!(told[0], EngineError::Damaged { .. }));
+    }
+}
+
+#[test]
+fn a_flow_that_cannot_go_on_is_told_what_helps() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.program.plan.operators[0].kind = "min".into();
+    script.open();
+    script.done = script.batch(1);
+    let told = script.errors().remove(0).to_string();
+    assert!(
+        told.starts_with("the state is of sums (sum of long, version 1), the flow has sums (min of long, version 1): ")
+    );
+    for remedy in ["Put the step or source back as it was", "has a name= of its own", "a new checkpoint"] {
+        assert!(told.contains(remedy), "{told}");
+    }
 }
 
 /// A clock that is set back, and one that is set ahead: timeouts never see time go back, and a batch that is computed again has its time.
