@@ -371,6 +371,26 @@ fn an_honest_dial_that_is_turned_away_comes_back() {
 }
 
 #[test]
+fn who_asks_at_a_crowded_port_whether_its_engine_lives_comes_back_and_takes_the_crowd_for_life() {
+    let limits = Limits { handshake_time: PATIENCE, pending: 1, ..limits() };
+    let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits).unwrap();
+    let (address, claim) = (registry.address().to_owned(), Secret::new(SECRET).unwrap().claim());
+    let idle = dial(&address);
+    assert!(Session::answers(&address, claim, Duration::from_millis(50)), "nothing says that it is dead");
+    let before = registry.metrics().refused_crowded;
+    assert!(before > 1, "it was asked again");
+    thread::scope(|scope| {
+        let other = scope.spawn(|| Session::answers(&address, claim + 1, PATIENCE));
+        until("it is turned away", || registry.metrics().refused_crowded > before);
+        drop(idle);
+        assert!(!other.join().unwrap(), "an answer counts more than a crowd");
+    });
+    assert!(Session::answers(&address, claim, PATIENCE));
+    registry.close();
+    assert!(!Session::answers(&address, claim, PATIENCE), "nobody listens there any more");
+}
+
+#[test]
 fn many_feeds_at_a_member_with_few_seats_all_arrive() {
     let mut driver = Driver::with(1, Limits { pending: 2, ..limits() });
     assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);

@@ -139,23 +139,7 @@ impl Session {
         context: &Value,
         limits: &Limits,
     ) -> Result<Self, ClusterError> {
-        let began = Instant::now();
-        let mut pause = PAUSES.0;
-        for tries in 1.. {
-            match Self::dial_once(address, keys, role, scope, context, limits) {
-                Err(ClusterError::Handshake(HandshakeError::Truncated)) => {}
-                done => return done,
-            }
-            let waited = began.elapsed();
-            if waited >= limits.dial_time {
-                return Err(ClusterError::TurnedAway { address: address.to_owned(), tries, waited });
-            }
-            // Who was turned away together comes back one by one.
-            let share = f64::from(handshake::nonce()?[0]) / 255.0;
-            thread::sleep(pause.mul_f64(0.5 + 0.5 * share).min(limits.dial_time - waited));
-            pause = (2 * pause).min(PAUSES.1);
-        }
-        unreachable!("the tries are not counted to their end")
+        insisting(address, limits.dial_time, || Self::dial_once(address, keys, role, scope, context, limits))
     }
 
     fn dial_once(
@@ -191,18 +175,20 @@ impl Session {
     }
 
     /// Whether the registry at `host:port` is that of the engine whose claims have this number: who has taken the port since does not know it.
-    /// Waits at most `patience` for the connection, and as long for the answer.
+    /// One that turns the question away is asked again for so long as `patience`, and counts as that engine's in the end: a crowd at its
+    /// port is no sign of its death. Waits at most as long once more for a connection, and for an answer.
     #[must_use]
     pub fn answers(address: &str, claim: u64, patience: Duration) -> bool {
-        let limits = Limits { connect_time: patience, handshake_time: patience, ..Limits::default() };
-        let ask = || -> Result<bool, ClusterError> {
-            let (alive, ask) = handshake::Alive::ask(claim, handshake::nonce()?);
-            let stream = Stream::plain(connect(address, limits.connect_time)?);
-            let mut wire = handshake::Wire::new(&stream, Instant::now() + patience, &limits);
-            wire.send(&ask)?;
-            Ok(alive.is_answered(&wire.receive()?))
-        };
-        ask().unwrap_or(false)
+        let asked = insisting(address, patience, || Self::ask_once(address, claim, patience));
+        asked.unwrap_or_else(|error| matches!(error, ClusterError::TurnedAway { .. }))
+    }
+
+    fn ask_once(address: &str, claim: u64, patience: Duration) -> Result<bool, ClusterError> {
+        let (alive, ask) = handshake::Alive::ask(claim, handshake::nonce()?);
+        let (stream, limits) = (Stream::plain(connect(address, patience)?), Limits::default());
+        let mut wire = handshake::Wire::new(&stream, Instant::now() + patience, &limits);
+        wire.send(&ask)?;
+        Ok(alive.is_answered(&wire.receive()?))
     }
 
     /// Dials for a connection of a mesh and gives its socket away once the other end has answered, which it has `patience` to do.
@@ -358,6 +344,31 @@ impl Session {
         set().map_err(ClusterError::io("prepare a socket"))?;
         Ok(self.stream)
     }
+}
+
+/// Tries again what a crowded listener turns away, after pauses that grow and differ between those who try, for so long.
+fn insisting<T>(
+    address: &str,
+    patience: Duration,
+    attempt: impl Fn() -> Result<T, ClusterError>,
+) -> Result<T, ClusterError> {
+    let began = Instant::now();
+    let mut pause = PAUSES.0;
+    for tries in 1.. {
+        match attempt() {
+            Err(ClusterError::Handshake(HandshakeError::Truncated)) => {}
+            done => return done,
+        }
+        let waited = began.elapsed();
+        if waited >= patience {
+            return Err(ClusterError::TurnedAway { address: address.to_owned(), tries, waited });
+        }
+        // Who was turned away together comes back one by one.
+        let share = f64::from(handshake::nonce()?[0]) / 255.0;
+        thread::sleep(pause.mul_f64(0.5 + 0.5 * share).min(patience - waited));
+        pause = (2 * pause).min(PAUSES.1);
+    }
+    unreachable!("the tries are not counted to their end")
 }
 
 fn connect(address: &str, patience: Duration) -> Result<TcpStream, ClusterError> {
