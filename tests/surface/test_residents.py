@@ -186,6 +186,22 @@ def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(
     assert process.wait(30) == -signal.SIGKILL
 
 
+def test_a_second_attempt_that_does_not_fit_does_not_end_the_first(engine: Engine) -> None:
+    """It is on an executor with another release, and would be sent away were it alone."""
+    first, [job] = engine.serving, engine.context.jobs
+    engine.residents.examine(lambda member: "penstock 0.0.9, the driver has 0.1.0")
+    process = spare(engine)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(LONG)
+    assert engine.serving is first and first.lost is None and not job.over.is_set()
+    # Nor does it keep the place when the first one dies.
+    engine.residents.examine(lambda member: None)
+    os.kill(first.pid, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    wait_for(lambda: engine.residents.complete, what="the replacement")
+    assert engine.context.cancelled == [job.group] and engine.serving.id > engine.joined[1].id
+
+
 def test_when_the_first_attempt_dies_the_second_does_not_keep_the_place(engine: Engine) -> None:
     """Spark starts no third attempt beside one that runs, so the driver ends the job and submits it again."""
     first, [job] = engine.serving, engine.context.jobs

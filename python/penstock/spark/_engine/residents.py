@@ -410,7 +410,7 @@ class Residents:
                 log, logging.ERROR, "member sent away", engine=self._name, member=member.id, resident=member.slot,
                 pid=member.pid, executor=member.executor, reason=unfit,
             )  # fmt: skip
-            self._hub.dismiss(member, unfit)
+            self._hub.dismiss(member, _SPARE if self._is_beside(member) else unfit)
             return
         try:
             executors = executor_count(self._sc)
@@ -422,6 +422,16 @@ class Residents:
             self._executor.post({"MemberUp": told}, then=lambda: self._seated(member))
 
         self._prepare(member, come)
+
+    def _is_beside(self, member: Member) -> bool:
+        """Whether a member belongs to a second attempt, whose return would end the one that serves."""
+        if all(other is member or other.slot != member.slot for other in self._hub.members()):
+            return False
+        with self._lock:
+            seat = self._seats.get(member.slot)
+            if seat is not None:
+                seat.spares += 1
+        return True
 
     def _on_lost(self, member: Member) -> None:
         if not self._closing.is_set() and not member.dismissed:
