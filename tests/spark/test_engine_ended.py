@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,9 +166,17 @@ def test_a_query_that_cannot_come_back_is_dropped(
         function = engine.foreach_batch(COUNTS, kept)
         query = stream(cluster, tmp_path / "other", SCHEMA, function, tmp_path / "check")
         query.awaitTermination(120)
-        wait_for(lambda: engine._ended._thread is None, what="nothing is left to look at")
+        wait_for(lambda found=query.id: engine._ended._lives[found].ended, what="its end is seen")
         assert query.id in engine.queries
     assert sum(n for n, _ in state(kept).values()) == 1_200
+    # Until somebody deletes it.
+    monkeypatch.setattr("penstock.spark._engine.ended._AGAIN_S", 0.1)
+    shutil.rmtree(tmp_path / "check")
+    engine._ended._lives[query.id].next = 0.0
+    engine._ended._changed.set()
+    wait_for(lambda: query.id not in engine.queries, what="it is dropped")
+    wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
+    assert engine._ended._thread is None
 
 
 class Thread:
@@ -184,33 +193,61 @@ class Thread:
         return self.alive
 
 
-@pytest.mark.parametrize(
-    ("linger", "there", "dropped"), [(0.0, False, True), (3_600.0, False, False), (0.0, True, False)]
-)
-def test_what_counts_as_an_end(monkeypatch: pytest.MonkeyPatch, linger: float, there: bool, dropped: bool) -> None:
-    gone: list[str] = []
-    watch = Ended(None, "test", linger, gone.append)
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes the watch of an engine, for which a checkpoint is there as long as its place is in a set."""
     monkeypatch.setattr("penstock.spark._engine.ended._LOOK_S", 0.01)
-    monkeypatch.setattr(watch, "_checkpoint", lambda query_id: "somewhere")
-    monkeypatch.setattr(watch, "_exists", lambda checkpoint: there)
-    try:
-        first, second = Thread(1), Thread(2)
-        watch.saw("q", first)
-        watch.saw("q", first)
-        assert watch.runs("q") and not watch.runs("other")
-        watch.saw("q", second)  # it was started again
-        first.alive = False
-        assert watch.runs("q")
-        second.alive = False
-        assert not watch.runs("q")
-        if dropped or there:
-            wait_for(lambda: watch._thread is None, what="the thread has ended")
-        else:
-            wait_for(lambda: watch._lives["q"].ended is not None, what="the end is seen")
-        assert gone == (["q"] if dropped else [])
-    finally:
+    monkeypatch.setattr("penstock.spark._engine.ended._AGAIN_S", 0.02)
+    made: list[Ended] = []
+
+    def make(linger: float, there: set[str | None], gone: list[str]) -> Ended:
+        watch = Ended(None, "test", linger, gone.append)
+        monkeypatch.setattr(watch, "_checkpoint", lambda query_id: f"checkpoint of {query_id}")
+        monkeypatch.setattr(watch, "_exists", there.__contains__)
+        made.append(watch)
+        return watch
+
+    yield make
+    for watch in made:
         watch.close()
     wait_for(lambda: "penstock-ended-test" not in {thread.name for thread in threading.enumerate()}, what="no thread")
+
+
+@pytest.mark.parametrize(("linger", "dropped"), [(0.0, True), (3_600.0, False)])
+def test_what_counts_as_an_end(watched: Any, linger: float, dropped: bool) -> None:
+    gone: list[str] = []
+    watch = watched(linger, set(), gone)
+    first, second = Thread(1), Thread(2)
+    watch.saw("q", first)
+    watch.saw("q", first)
+    assert watch.runs("q") and not watch.runs("other")
+    watch.saw("q", second)  # it was started again
+    first.alive = False
+    assert watch.runs("q")
+    second.alive = False
+    assert not watch.runs("q")
+    if dropped:
+        wait_for(lambda: watch._thread is None, what="the thread has ended")
+    else:
+        wait_for(lambda: watch._lives["q"].gone is not None, what="the end is seen")
+    assert gone == (["q"] if dropped else [])
+
+
+def test_a_checkpoint_that_is_deleted_after_the_end_is_noticed(watched: Any) -> None:
+    gone: list[str] = []
+    there: set[str | None] = {"checkpoint of q", "checkpoint of other"}
+    watch = watched(0.0, there, gone)
+    for number, query in enumerate(("q", "other")):
+        watch.saw(query, thread := Thread(number))
+        thread.alive = False
+    wait_for(lambda: all(life.ended for life in watch._lives.values()), what="both ends are seen")
+    assert gone == [] and set(watch._lives) == {"q", "other"}, "they may come back"
+    there.remove("checkpoint of q")
+    wait_for(lambda: gone == ["q"], what="it cannot come back")
+    # Who has dropped a query does not want to know.
+    watch.forget("other")
+    wait_for(lambda: watch._thread is None, what="nothing is left to look at")
+    assert gone == ["q"]
 
 
 def test_a_lost_engine_can_be_found_and_closed(cluster: Any, engine: pk.Engine) -> None:

@@ -537,11 +537,12 @@ class Engine:
         -----
         Started again from its checkpoint, a query that kept state ends with `StateLost`; one without goes on.
 
-        This happens by itself to a query that has ended and cannot come back, `linger` seconds after its end, unless
+        This happens by itself to a query that has ended and cannot come back, after `linger` seconds, unless
         `finish` was called: its Spark query is not active any more, and its checkpoint does not exist. Spark deletes
         the checkpoint that it made itself (no ``checkpointLocation``) when such a query is stopped or done, but keeps
-        it when the query failed. A query whose checkpoint exists at its end can be started again at any time: it is
-        kept until it is dropped or the engine closed, and so are queries that are called by hand, without a stream.
+        it when the query failed. A query whose checkpoint exists can be started again at any time: it is kept until it
+        is dropped, its checkpoint deleted (which is noticed within half a minute) or the engine closed. Queries that
+        are called by hand, without a stream, are kept until they are dropped or the engine closed.
         """
         self._require_open()
         found = self._queries.find(query)
@@ -551,6 +552,7 @@ class Engine:
 
     def _drop(self, query: Query) -> None:
         self._queries.drop(query, self._require_open)
+        self._ended.forget(query.id)
         assert self._recorder is not None
         self._recorder.forget(query.name)
         if self._journal is not None:

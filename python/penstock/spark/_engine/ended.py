@@ -2,7 +2,8 @@
 
 Owns: looking at the queries that have had a batch, and telling of those that have ended and cannot come back. A Spark
 query is its checkpoint: while that exists the query can be started again under its id. Spark deletes the checkpoint
-that it made itself when the query is stopped or done, and keeps it when the query failed.
+that it made itself when the query is stopped or done, and keeps it when the query failed. One that is there at the
+end of its query is looked at again, at a slow pace: somebody may delete it.
 
 Invariants: one thread at most, which ends when there is nothing to look at; each end is told once. What cannot be found
 out counts as a query that may come back.
@@ -21,8 +22,10 @@ __all__ = ["Ended"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two looks at a query that runs, or that waits to be told of.
 _LOOK_S = 0.5
+#: The same of one that has ended and may come back.
+_AGAIN_S = 30.0
 
 
 @dataclass
@@ -34,8 +37,11 @@ class _Life:
     number: int
     #: Where its checkpoint is; None where that cannot be found out.
     checkpoint: str | None
-    #: When it was seen to have ended.
-    ended: float | None = None
+    #: Whether it was seen to have ended.
+    ended: bool = False
+    #: Since when it cannot come back, and when it is looked at next, of `time.monotonic`.
+    gone: float | None = None
+    next: float = 0.0
 
 
 class Ended:
@@ -48,7 +54,7 @@ class Ended:
     name : str
         The engine's; names the thread.
     linger : float
-        Seconds between the end of a query and `gone`.
+        Seconds between the time at which a query has ended and cannot come back, and `gone`.
     gone : callable
         Called with the id of each query that cannot come back, in the thread here.
     """
@@ -60,7 +66,8 @@ class Ended:
         self._gone = gone
         self._lock = threading.Lock()
         self._lives: dict[str, _Life] = {}
-        self._closing = threading.Event()
+        self._closing = False
+        self._changed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def saw(self, query_id: str, thread: Any) -> None:
@@ -73,9 +80,16 @@ class Ended:
         life = _Life(thread, number, self._checkpoint(query_id))
         with self._lock:
             self._lives[query_id] = life
-            if self._thread is None and not self._closing.is_set():
+            if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._look, name=f"penstock-ended-{self._name}", daemon=True)
                 self._thread.start()
+        self._changed.set()
+
+    def forget(self, query_id: str) -> None:
+        """A query is dropped: nobody wants to know of its end."""
+        with self._lock:
+            self._lives.pop(query_id, None)
+        self._changed.set()
 
     def runs(self, query_id: str) -> bool:
         """Whether the Spark query of an id still runs."""
@@ -85,44 +99,52 @@ class Ended:
 
     def close(self) -> None:
         """End the thread."""
-        self._closing.set()
         with self._lock:
+            self._closing = True
             thread = self._thread
+        self._changed.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(5)
 
     # The thread
 
     def _look(self) -> None:
-        while not self._closing.wait(_LOOK_S):
+        while True:
+            self._changed.clear()
+            now = time.monotonic()
             with self._lock:
-                lives = list(self._lives.items())
-            over = [(query_id, life) for query_id, life in lives if self._over(life)]
-            for query_id, life in over:
-                self._settle(query_id, life)
+                due = [(query_id, life) for query_id, life in self._lives.items() if life.next <= now]
+            for query_id, life in due:
+                if self._is_over(life, now):
+                    self._settle(query_id, life)
             with self._lock:
-                if not self._lives:
+                if self._closing or not self._lives:
                     self._thread = None
                     return
+                pause = min(life.next for life in self._lives.values()) - time.monotonic()
+            self._changed.wait(max(0.0, pause))
 
-    def _over(self, life: _Life) -> bool:
-        """Whether there is nothing more to see."""
-        if life.ended is None:
-            if self._alive(life):
-                return False
-            life.ended = time.monotonic()
-        return self._exists(life.checkpoint) or time.monotonic() - life.ended >= self._linger
+    def _is_over(self, life: _Life, now: float) -> bool:
+        """Whether its query cannot come back, and was kept for long enough; else says when to look again."""
+        life.ended = life.ended or not self._alive(life)
+        life.next = now + _LOOK_S
+        if not life.ended:
+            return False
+        if self._exists(life.checkpoint):
+            life.gone, life.next = None, now + _AGAIN_S
+            return False
+        life.gone = now if life.gone is None else life.gone
+        return now - life.gone >= self._linger
 
     def _settle(self, query_id: str, life: _Life) -> None:
         with self._lock:
             if self._lives.get(query_id) is not life:
                 return  # it runs again
             del self._lives[query_id]
-        if not self._exists(life.checkpoint):
-            try:
-                self._gone(query_id)
-            except Exception:
-                log.exception("query %s has ended and could not be dropped", query_id)
+        try:
+            self._gone(query_id)
+        except Exception:
+            log.exception("query %s has ended and could not be dropped", query_id)
 
     # The JVM
 
