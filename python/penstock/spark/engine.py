@@ -362,6 +362,7 @@ class Engine:
         journal = self._journal = Journal(self.name, self._queries.name_of, hub.known)
         executor.watch(journal.step)
         hub.listen(turn=lambda: journal.refused(hub.metrics))
+        hub.listen(turn=journal.waits)
         self._residents = Residents(
             sc,
             hub,

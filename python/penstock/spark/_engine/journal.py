@@ -18,6 +18,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from penstock.spark._engine.metrics import Counters
@@ -41,6 +43,10 @@ _LONG = 500
 _LOOK_S = 1.0
 #: Of the registry's counters; the rest of their names is the reason.
 _REFUSED = "refused_"
+#: Seconds that a store may take before it is told what is waited for, and at most between two times.
+_SLOW_S = (30.0, 600.0)
+#: How far Spark's time of a batch may be behind that of the last one before it is told, milliseconds.
+_BEHIND_MS = 60_000
 
 
 class _Line:
@@ -87,6 +93,40 @@ class Known(Protocol):
     pid: int
 
 
+@dataclass
+class _Asked:
+    """Something that was asked of the store of a query."""
+
+    query: str
+    #: What: claim, claims, manifest, read (of the driver), Write, Load, Merge (of a member).
+    what: str
+    about: Mapping[str, Any]
+    #: Who waits for it; None for the driver.
+    member: int | None
+    #: When it was asked, and when it is told that it is waited for, of `time.monotonic`.
+    since: float
+    told: float
+
+    def __str__(self) -> str:
+        """What is waited for, as people call it: files by their names, as far as these are known."""
+        about = self.about
+        if self.what == "read":
+            return "the list of its files, its claims and manifests"
+        if self.what == "claims":
+            return "the list of its files"
+        if self.what == "claim":
+            return f"claim-{about['number']:020} to be written"
+        if self.what == "manifest":
+            return f"manifest-{about['batch']:020}-... to be written"
+        if self.what == "Write":
+            return f"data-{about['stamp']['generation']:020}-{about['epoch']:020}-... to be written"
+        names = [file["name"] for file in about["files"]]
+        if self.what == "Load":
+            names.insert(0, f"claim-{about['claim']['number']:020}")
+        listed = ", ".join(names if len(names) < 4 else [names[0], "...", names[-1]])
+        return f"{listed} to be {'read' if self.what == 'Load' else 'merged'}"
+
+
 class Journal:
     """Lines and counters of one engine.
 
@@ -110,8 +150,11 @@ class Journal:
         self._generations: dict[str, tuple[int, int]] = {}
         #: Slots whose member was lost, and that nobody has taken since.
         self._vacant: set[int] = set()
-        #: What a store was asked, by ticket: kind, query, number.
-        self._asked: dict[int, tuple[str, str, Mapping[str, Any]]] = {}
+        #: What stores were asked, by ticket.
+        self._asked: dict[int, _Asked] = {}
+        #: By query: Spark's time of the batch that was asked for last, milliseconds; those where it went back.
+        self._clocks: dict[str, int] = {}
+        self._behind: set[str] = set()
         #: Query by handle of a migration, with its bins once they are known.
         self._moving: dict[int, tuple[str, int | None]] = {}
         #: Counters of the registry's port as they were told; none is before the engine has looked at its executors.
@@ -155,6 +198,8 @@ class Journal:
         self.counters.forget(name)
         with self._lock:
             self._generations.pop(query, None)
+        self._clocks.pop(query, None)
+        self._behind.discard(query)
 
     # Told by the executor, in its thread
 
@@ -185,6 +230,7 @@ class Journal:
 
     def _member_lost(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         member = self._known(facts["member"])
+        self._settle(lambda asked: asked.member == facts["member"])
         if getattr(member, "dismissed", False):
             return self._of_member(logging.INFO, "member left", facts["member"])
         self._vacant.add(member.slot)
@@ -201,11 +247,25 @@ class Journal:
     def _rescale(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         self._tell(logging.INFO, "rescale begun", workers=facts["workers"])
 
+    def _called(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        self._clocks[facts["query"]] = facts["clock_ms"]
+
+    def _answered(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        with self._lock:
+            asked = self._asked.pop(facts["ticket"], None)
+        failure = facts["answer"].get("Err")
+        if asked is None or asked.member is None or failure is None or failure["kind"] != "Store":
+            return
+        self.counters.add("penstock_storage_errors_total", self._name_of(asked.query) or asked.query)
+        reason = failure["message"]
+        self._of_member(logging.WARNING, "storage failed", asked.member, query=asked.query, reason=reason)
+
     def _stored(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
-        asked = self._asked.pop(facts["ticket"], None)
+        with self._lock:
+            asked = self._asked.pop(facts["ticket"], None)
         if asked is None:
             return
-        what, query, about = asked
+        what, query, about = asked.what, asked.query, asked.about
         name = self._name_of(query) or query
         if "Err" in facts["outcome"]:
             self.counters.add("penstock_storage_errors_total", name)
@@ -229,9 +289,45 @@ class Journal:
             self.counters.add("penstock_generations_total", self._name_of(query) or query)
             workers = len(asked["members"]) * asked["threads"]
             self._tell(logging.INFO, "generation begun", query, batch=asked["epoch"], workers=workers)
+        elif kind in ("Write", "Load", "Merge"):
+            self._asks(kind, facts, asked, facts["member"])
+        elif kind == "Release":
+            self._runs_at(facts["query"], asked["epoch"], asked["clock_ms"])
 
-    def _asks(self, what: str, facts: Mapping[str, Any]) -> None:
-        self._asked[facts["ticket"]] = what, facts["query"], facts.get(what, {})
+    def _runs_at(self, query: str, batch: int, clock_ms: int) -> None:
+        """A batch has a time: that which Spark gave it, or, where Spark's clock went back, that of the last one."""
+        spark_ms = self._clocks.get(query, clock_ms)
+        if clock_ms - spark_ms <= _BEHIND_MS:
+            self._behind.discard(query)
+        elif query not in self._behind:
+            self._behind.add(query)
+            reason = (
+                f"Spark's time of the batch is {_date(spark_ms)}, that of the last one was {_date(clock_ms)}, which it"
+                " has now, too: until Spark's clock has passed that, nothing that waits for a time goes on (timers,"
+                " timeouts, idle_after). Set the driver's clock; if it was ahead then, start with a new checkpoint"
+            )
+            seconds = (clock_ms - spark_ms) / 1e3
+            self._tell(logging.WARNING, "clock behind", query, batch=batch, seconds=seconds, reason=reason)
+
+    def _asks(
+        self, what: str, facts: Mapping[str, Any], about: Mapping[str, Any] | None = None, member: int | None = None
+    ) -> None:
+        now = time.monotonic()
+        asked = _Asked(facts["query"], what, about or facts.get(what, {}), member, now, now + _SLOW_S[0])
+        with self._lock:
+            self._asked[facts["ticket"]] = asked
+
+    def _failed(self, facts: Mapping[str, Any]) -> None:
+        """What was asked for a call is moot; merging goes on."""
+        self._settle(lambda asked: asked.query == facts["query"] and asked.what != "Merge")
+
+    def _dropped(self, facts: Mapping[str, Any]) -> None:
+        self._settle(lambda asked: asked.query == facts["query"])
+
+    def _settle(self, moot: Callable[[_Asked], bool]) -> None:
+        """Nobody waits any more for what a store was asked."""
+        with self._lock:
+            self._asked = {ticket: asked for ticket, asked in self._asked.items() if not moot(asked)}
 
     def _turn_of(self, facts: Mapping[str, Any]) -> None:
         query, _ = self._moving[facts["handle"]]
@@ -257,6 +353,20 @@ class Journal:
             self._tell(logging.INFO, "rescale done", workers=done, bins=facts["moved"])
 
     # Told by the engine, and by the hub in its thread
+
+    def waits(self) -> None:
+        """Tell what stores have been asked for long and have not answered, ever more rarely."""
+        now = time.monotonic()
+        with self._lock:
+            slow = [asked for asked in self._asked.values() if asked.told <= now]
+            for asked in slow:
+                asked.told = now + min(_SLOW_S[1], now - asked.since)
+        for asked in slow:
+            told: dict[str, Any] = {"seconds": now - asked.since, "reason": f"the store does not answer: {asked}"}
+            if asked.member is None:
+                self._tell(logging.WARNING, "storage waits", asked.query, **told)
+            else:
+                self._of_member(logging.WARNING, "storage waits", asked.member, query=asked.query, **told)
 
     def examined(self, probes: int) -> None:
         """Executors have been looked at: so many connections that said nothing were our own."""
@@ -294,6 +404,10 @@ class Journal:
         self._tell(level, event, **about, executor=member.executor, **facts)
 
 
+def _date(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1e3, timezone.utc).isoformat(sep=" ", timespec="seconds")
+
+
 def _tagged(said: Mapping[str, Any] | str) -> tuple[str, Mapping[str, Any]]:
     if isinstance(said, str):
         return said, {}
@@ -308,6 +422,9 @@ _EVENTS: dict[str, Callable[[Journal, Mapping[str, Any], Mapping[int, str]], Non
     "Migrate": Journal._migrate,
     "Rescale": Journal._rescale,
     "Stored": Journal._stored,
+    "Answer": Journal._answered,
+    "Batch": Journal._called,
+    "Finish": Journal._called,
 }
 _EFFECTS: dict[str, Callable[[Journal, Mapping[str, Any]], None]] = {
     "Call": Journal._call,
@@ -315,6 +432,8 @@ _EFFECTS: dict[str, Callable[[Journal, Mapping[str, Any]], None]] = {
     "CreateClaim": lambda journal, facts: journal._asks("claim", facts),
     "ReadClaims": lambda journal, facts: journal._asks("claims", facts),
     "WriteManifest": lambda journal, facts: journal._asks("manifest", facts),
+    "Fail": Journal._failed,
+    "Dropped": Journal._dropped,
     "Moving": Journal._turn_of,
     "Moved": Journal._moved,
     "Rescaled": Journal._rescaled,

@@ -67,7 +67,7 @@ FAMILIES: dict[str, Family] = {
     "penstock_claims_total": Family("counter", ("query",), "Claims of checkpoints that were made."),
     "penstock_manifests_total": Family("counter", ("query",), "Manifests that were written."),
     "penstock_storage_errors_total": Family(
-        "counter", ("query",), "Times that the store of a checkpoint did not answer the driver as it should."
+        "counter", ("query",), "Times that the store of a checkpoint did not do what the driver or a worker asked."
     ),
     "penstock_state_bytes": Family("gauge", ("query", "worker"), "State that a worker holds."),
     "penstock_keys": Family("gauge", ("query", "worker"), "Keys with state at a worker."),
