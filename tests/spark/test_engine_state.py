@@ -11,7 +11,7 @@ import pytest
 
 import penstock as pk
 from engine_support import Kept, counted, numbers, stream, write
-from penstock.errors import PenstockError
+from penstock.errors import EngineError, PenstockError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -123,3 +123,25 @@ def test_what_a_query_writes_is_read(cluster: Any, tmp_path: Path) -> None:
     assert isinstance(error, PenstockError)
     assert "Int64 -> count, max(Int64) with updates" in str(error) and "count, min(Int64) with updates" in str(error)
     check(place, None, 5)
+
+
+def test_what_spark_has_not_committed_is_not_shown(cluster: Any, tmp_path: Path) -> None:
+    """The manifest of a batch is there before Spark's commit: that of the first one is no state of anything yet."""
+    for batch in range(2):
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+    shown: list[dict[int, tuple[int, int]]] = []
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        function = engine.foreach_batch(SUMS.agg(n=pk.count(), most=pk.max("total")), Kept())
+
+        def call(df: Any, batch_id: int) -> None:
+            function(df, batch_id)
+            assert list((tmp_path / "check" / "_penstock").glob(f"manifest-{batch_id:020}-*"))
+            if batch_id == 0:
+                with pytest.raises(EngineError, match=r"has committed no batch of it so far\. Ask again when"):
+                    engine.state(function.query_id, COUNTS)
+            else:
+                table = engine.state(function.query_id, COUNTS)
+                shown.append({row["k"]: (row["n"], row["most"]) for row in table.to_pylist()})
+
+        stream(cluster, tmp_path / "in", SCHEMA, call, tmp_path / "check").awaitTermination(120)
+    assert shown == [counted(1)]

@@ -936,7 +936,7 @@ class Engine:
         Raises
         ------
         EngineError
-            When there is no such query.
+            When there is no such query, or Spark has committed no batch of it so far.
         ConfigError
             When its state is not durable, or there is no such operator.
         StorageError

@@ -344,8 +344,16 @@ class Query:
                 " with a checkpointLocation, or give foreach_batch(checkpoint=)"
             )
         for left in range(_LOOKS, -1, -1):
+            committed = self._stream.committed()
+            if committed is None:
+                # The checkpoint may have that of a batch under way.
+                raise EngineError(
+                    f"query {self.name} ({self.id}) has no state to show: Spark has committed no batch of it so far."
+                    " Ask again when the first one has ended (query.processAllAvailable() waits for that)",
+                    query=self.id,
+                )
             try:
-                return read(self.storage.url, operator, self._stream.committed())
+                return read(self.storage.url, operator, committed)
             except StorageError:
                 # Files go while others come; those of the batch that is committed by now are there.
                 if not left:
