@@ -376,6 +376,31 @@ def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs, monkeypa
     assert "Give the same rows again" in str(error) and "delete" not in str(error)
 
 
+def test_other_rows_are_noticed_where_nothing_is_durable(
+    engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flow without keys loses nothing with its workers, so its batch is fed again whatever is kept."""
+    monkeypatch.setattr(drains, "_LOCAL_ROWS", 0)
+
+    def sink(df: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            kill(engine.members()[0])
+        runs.kept(df, batch_id)
+
+    def call(df: Any, batch_id: int) -> None:
+        runs.function(df.mapInArrow(other_rows(), df.schema) if batch_id == 1 else df, batch_id)
+
+    runs.add(2)
+    runs.function = engine.foreach_batch(
+        pk.Flow("k bigint, v bigint").map_batches(lambda batch: batch), sink, checkpoint=None
+    )
+    with pytest.raises(Exception, match="not replayable"):
+        stream(runs.cluster, runs.inputs, "k bigint, v bigint", call, runs.check).awaitTermination(120)
+    error = runs.function.error
+    assert type(error) is EngineError and "batch 1 had 600 rows when its sink was called" in str(error)
+    assert sorted(runs.kept.batches) == [0]
+
+
 def test_another_engine_gets_other_rows_than_the_sink_has_had(engine: pk.Engine, runs: Runs) -> None:
     """An engine that holds nothing of a query is as one that comes after the death of a driver."""
 

@@ -103,7 +103,7 @@ class Receipt:
     checksum : int
         CRC-32 of the Arrow stream, checked by the member.
     hash : int
-        Sum of the hashes of the rows, modulo 2^64 and with a sign, as Spark has it; 0 where it was not asked for.
+        Sum of the hashes of the rows, modulo 2^64 and with a sign, as Spark has it.
     gone : str or None
         Why nothing is staged: the member has died.
     source : int
@@ -151,8 +151,6 @@ class FeedTask:
         Lets the task in.
     silence : float
         Seconds to wait for a member that neither reads nor answers.
-    hash : bool
-        Whether receipts tell what the rows say, so that a second feed of the epoch can be compared.
     """
 
     query: str
@@ -161,7 +159,6 @@ class FeedTask:
     seats: tuple[FeedTarget, ...]
     key: Key
     silence: float = 60.0
-    hash: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields one row for each source that there are rows of."""
@@ -237,7 +234,7 @@ class FeedTask:
             attempt,
             schema,
             self.silence,
-            self.hash,
+            True,  # what is fed again is compared with what the sink was given
             seat.member,
             source,
         )

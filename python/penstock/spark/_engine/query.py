@@ -599,9 +599,7 @@ class Query:
         members = [self._hub.known(one) for one in facts["members"]]
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
         key, silence = self._setup.secret.feed(self.id, epoch), self._setup.silence
-        # Rows of a batch that is fed again are compared with those that its sink was given.
-        compared = self.storage is not None
-        task = feeds.FeedTask(self.id, epoch, self.program.read, seats, key, silence, compared)
+        task = feeds.FeedTask(self.id, epoch, self.program.read, seats, key, silence)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             receipts = self._fed(by_place(wanted), task, again=measured.feeds > 1)
         for receipt in receipts:
