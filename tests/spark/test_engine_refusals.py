@@ -18,6 +18,7 @@ from durable_support import Runs, kill, only
 from engine_support import COUNTS, Kept, counted, numbers, state, stream, wait_for
 from penstock.errors import EngineError, StateError, StateLost, StorageError
 from penstock.spark._engine import drains
+from penstock.spark._engine.progress import StreamFacts
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -324,6 +325,20 @@ def test_asynchronous_progress(cluster: Any, engine: pk.Engine, runs: Runs) -> N
     error = runs.function.error
     assert type(error) is EngineError and "or keep the state in memory with checkpoint=None" in str(error)
     assert sorted(runs.kept.batches) == [0, 1]
+
+
+def test_a_spark_that_does_not_tell_where_its_checkpoint_is(
+    engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether state is durable is not left to chance: who starts the query says where."""
+    monkeypatch.setattr(StreamFacts, "_execution", lambda facts: None)
+    runs.add(2)
+    error = runs.fails(engine)
+    assert type(error) is EngineError and not runs.kept.batches
+    assert "Spark does not tell whether it has a checkpointLocation" in str(error)
+    assert "foreach_batch(checkpoint=)" in str(error) and "checkpoint=None" in str(error)
+    runs.run(engine, checkpoint=f"file:{runs.folder}/state")
+    assert state(runs.kept) == counted(2) and list((runs.folder / "state").glob("manifest-*"))
 
 
 def test_a_checkpoint_that_was_moved(engine: pk.Engine, runs: Runs) -> None:

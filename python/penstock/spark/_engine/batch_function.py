@@ -148,7 +148,15 @@ class BatchFunction:
     def _storage(self, stream: Stream, query_id: str, name: str) -> Storage | None:
         """Where the state of the query is durable."""
         storage = None if isinstance(self._checkpoint, str) else self._checkpoint
-        root = stream.checkpoint if isinstance(self._checkpoint, str) else None
+        try:
+            root = stream.checkpoint() if isinstance(self._checkpoint, str) else None
+        except LookupError as error:
+            raise EngineError(
+                f"query {name} ({query_id}): {error} (py4j is not allowed to look, or this release of Spark has it"
+                " elsewhere), so its state would be durable or not by chance: say where with"
+                " foreach_batch(checkpoint=), a folder of this query alone, or keep it in memory with checkpoint=None",
+                query=query_id,
+            ) from error
         if root is not None:
             storage = open_storage(stream.folder(root, OWN_FOLDER))
         if storage is not None and stream.asynchronous:

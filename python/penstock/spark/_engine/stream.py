@@ -34,12 +34,23 @@ class Stream:
         #: The last batch that returned.
         self._returned: int | None = None
 
-    @property
     def checkpoint(self) -> str | None:
-        """Where Spark keeps the query's progress; None where that goes with the query, or is not known."""
-        if self._facts is None or self._facts.temporary() is not False:
+        """Where Spark keeps the query's progress; None where that goes with the query, or there is none.
+
+        Raises
+        ------
+        LookupError
+            When Spark does not tell.
+        """
+        if self._facts is None:
             return None
-        return self._facts.checkpoint_root()
+        temporary = self._facts.temporary()
+        if temporary:
+            return None
+        root = self._facts.checkpoint_root()
+        if temporary is None or root is None:
+            raise LookupError("Spark does not tell whether it has a checkpointLocation")
+        return root
 
     def folder(self, root: str, name: str) -> str:
         """URL of a folder in a checkpoint, with what Spark's settings say of its store."""
