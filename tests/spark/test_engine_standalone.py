@@ -125,6 +125,20 @@ def test_one_two_one_on_both_workers(two: Any, tmp_path: Path) -> None:
             assert state(runs.kept) == counted(runs.batches)
 
 
+def test_slots_beyond_those_of_the_executors_are_refused_at_once(two: Any) -> None:
+    """Nothing bounds them by a setting, and nobody makes more: who waited for them would wait in vain."""
+    assert two.sparkContext.getConf().get("spark.cores.max", None) is None
+    with pk.Engine(two, workers=1, bits=2) as engine:
+        with pytest.raises(SlotsError) as caught:
+            engine.rescale(50)
+        assert str(caught.value) == (
+            f"rescale(50): 1 task slots are held and {2 * CORES - 2} more are free; the executors that there are offer"
+            f" {2 * CORES}: add some (spark.cores.max=unset)"
+        )
+        assert engine.workers == 1
+        assert engine.rescale(2).wait(60) == 2
+
+
 def test_a_member_leaves_an_executor_that_goes(two: Any, tmp_path: Path) -> None:
     """Nothing is durable: what is right afterwards has moved. No batch comes: it has moved while the query rests."""
     runs = Runs(two, tmp_path)

@@ -63,7 +63,7 @@ from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
 from penstock.spark._tasks.place import Secret
-from penstock.spark._tasks.slots import capacity, held_slots, require_slots
+from penstock.spark._tasks.slots import capacity, held_slots, present, require_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -884,9 +884,10 @@ class Engine:
         ConfigError
             For less than one.
         SlotsError
-            When there are not as many task slots; nothing has changed then. Where Spark may have more of them made
-            (dynamic allocation), or does not say how many there are, `Rescale.wait` raises it when some have not come
-            after the engine's `start_timeout`; what has come goes again.
+            When there are not as many task slots, those that a setting allows, or, where none does, those of the
+            executors that there are; nothing has changed then. Where Spark may have more of them made (dynamic
+            allocation), or does not say how many there are, `Rescale.wait` raises it when some have not come after the
+            engine's `start_timeout`; what has come goes again.
         EngineError
             When another rescale is under way, or the engine is not open.
 
@@ -901,7 +902,7 @@ class Engine:
             raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {1 << 12}")
         assert self._rescales is not None
         sc = self._spark.sparkContext
-        found = capacity(sc)
+        found = present(sc, capacity(sc))
         # One slot is for the queries' own tasks.
         free = 1 << 12 if found.slots is None else max(0, found.slots - 1 - sum(held_slots(sc).values()))
         return self._rescales.ask(workers, free, found.setting)

@@ -1,12 +1,13 @@
 """How many task slots a cluster can ever offer.
 
-Owns: reading that number, and the setting that bounds it, from the master URL and the configuration. Residents
-hold a slot each for the engine's life and the queries need at least one more, so an engine that can never fit
-is refused at once, with the setting to change.
+Owns: reading that number, and the setting that bounds it, from the master URL and the configuration, and how many the
+executors offer that are there, where no setting bounds them. Residents hold a slot each for the engine's life and the
+queries need at least one more, so an engine that can never fit is refused at once, with the setting to change.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from typing import Any
 from penstock.errors import SlotsError
 from penstock.spark._engine.handles import open_engines
 
-__all__ = ["Capacity", "capacity", "executor_count", "held_slots", "require_gang", "require_slots"]
+__all__ = ["Capacity", "capacity", "executor_count", "held_slots", "present", "require_gang", "require_slots"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,22 @@ def capacity(sc: Any) -> Capacity:
     """
     conf = dict(sc.getConf().getAll())
     return from_settings(sc.master, conf, lambda: int(sc._jvm.java.lang.Runtime.getRuntime().availableProcessors()))
+
+
+def present(sc: Any, found: Capacity) -> Capacity:
+    """The same, bounded by the executors that there are, where no setting bounds it and Spark has no more made.
+
+    Ask when the executors have come: those of a context that has just started are still on their way.
+    """
+    if found.slots is not None or sc.getConf().get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        return found
+    try:
+        context = sc._jsc.sc()
+        slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
+    except Exception as error:  # py4j's own, or the context is gone
+        log.debug("the slots of the executors cannot be found out: %s", error)
+        return found
+    return Capacity(slots, f"the executors that there are offer {slots}: add some ({found.setting})", found.executors)
 
 
 def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_count) -> Capacity:
