@@ -7,6 +7,7 @@ import datetime
 import decimal
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
+from durable_support import executor_of
 from engine_support import (
     COUNTS,
     Gate,
@@ -81,6 +83,18 @@ def test_members_live_on_distinct_executors(engine: pk.Engine) -> None:
     assert len({member.executor for member in members}) == 2
     assert len({member.pid for member in members}) == 2
     assert engine.start() is engine
+
+
+def test_figures_say_where_each_worker_lives(cluster: Any, engine: pk.Engine) -> None:
+    """Its member, process and executor, as the operating system has them."""
+    engine.foreach_batch(COUNTS, Kept(), name="placed")(numbers(cluster, 0), 0)
+    told = [row for row in engine.stats().to_pylist() if row["query"] == "placed"]
+    members = [(worker, one.id, one.pid, one.executor) for worker, one in enumerate(engine.members())]
+    assert [(row["worker"], row["member"], row["pid"], row["executor"]) for row in told] == members
+    executors = {row["executor"]: executor_of(row["pid"]) for row in told}
+    here = socket.gethostname(), str(os.stat("/proc/self/ns/pid").st_ino)
+    assert list(executors) == ["/".join((*here, str(pid))) for pid in executors.values()]
+    assert len(set(executors.values())) == 2
 
 
 def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(

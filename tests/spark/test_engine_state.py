@@ -7,17 +7,22 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
-from engine_support import Kept, counted, numbers, stream, write
+from engine_support import Kept, bag, counted, numbers, stream, write
 from penstock.errors import EngineError, PenstockError
+from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 SCHEMA = "k bigint, v bigint"
-#: ``PENSTOCK_GOLDEN=1`` replaces it by what the test writes.
+#: ``PENSTOCK_GOLDEN=1`` replaces them by what the tests write.
 KEPT = Path(__file__).parents[1] / "data" / "checkpoint-v1-engine"
+#: Spark's whole location of a query, with what it had given out: steps that KEPT has none of.
+STEPS = KEPT.with_name("checkpoint-v1-steps")
 
 
 def sums() -> pk.Flow:
@@ -145,3 +150,157 @@ def test_what_spark_has_not_committed_is_not_shown(cluster: Any, tmp_path: Path)
 
         stream(cluster, tmp_path / "in", SCHEMA, call, tmp_path / "check").awaitTermination(120)
     assert shown == [counted(1)]
+
+
+@pytest.mark.parametrize("step", ["agg", "stateful_map"])
+def test_a_key_of_another_type_is_refused_before_the_first_row(cluster: Any, tmp_path: Path, step: str) -> None:
+    """By the engine that made the state and by the next; with the type from before either goes on."""
+    kept = Kept()
+
+    def flow(kind: str) -> pk.Flow:
+        def counting(n: int | None, k: Any, v: int) -> Any:
+            return (n or 0) + 1, (k, (n or 0) + 1)
+
+        keyed = pk.Flow(f"k {kind}, v bigint").key_by("k")
+        if step == "agg":
+            return keyed.agg(n=pk.count())
+        return keyed.stateful_map(counting, schema=f"k {kind}, n bigint")
+
+    def run(engine: pk.Engine, kind: str) -> BaseException | None:
+        function = engine.foreach_batch(flow(kind), kept)
+        read = cluster.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+        writer = read.selectExpr(f"CAST(k AS {kind}) AS k", "v").writeStream.foreachBatch(function)
+        writer = writer.option("checkpointLocation", str(tmp_path / "check"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(120)
+        except Exception:
+            assert function.error is not None
+        return function.error
+
+    def refused(engine: pk.Engine, batch: int) -> None:
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+        for kind, told in (("string", "Utf8"), ("int", "Int32")):
+            error = run(engine, kind)
+            assert isinstance(error, PenstockError), kind
+            assert told in str(error) and "Int64" in str(error), error
+        assert sorted(kept.batches) == list(range(batch))
+
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        assert run(engine, "bigint") is None
+        refused(engine, 1)
+        assert run(engine, "bigint") is None
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        refused(engine, 2)
+        assert run(engine, "bigint") is None
+    assert {k: row["n"] for k, row in kept.last().items()} == {k: n for k, (n, _) in counted(3).items()}
+
+
+def steps() -> pk.Flow:
+    """A step of each kind that keeps a shape of its own; each row says of which it is."""
+    made = "step string, k bigint, n bigint"
+
+    def told(step: str, column: str) -> Any:
+        def tell(batch: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch({"step": [step] * batch.num_rows, "k": batch["k"], "n": batch[column]})
+
+        return tell
+
+    def remind(n: int | None, k: int, v: int) -> Any:
+        return (n or 0) + 1, None, (v + 70, v)
+
+    def reminded(n: int, time: int, v: int, k: int) -> Any:
+        return n, ("timers", k, v)
+
+    def add(key: tuple[int], frames: Any, state: Any) -> Any:
+        import pandas as pd
+
+        n = (state.getOption or (0,))[0] + sum(map(len, frames))
+        state.update((n,))
+        yield pd.DataFrame({"step": ["groups"], "k": [key[0]], "n": [n]})
+
+    class Sum(pk.Aggregator):
+        def create(self) -> Any:
+            return 0
+
+        def accumulate(self, states: list[Any], groups: Any, rows: Any) -> None:
+            for group, value in zip(groups.to_pylist(), rows["v"].to_pylist(), strict=True):
+                states[group] += value
+
+        def merge(self, state: Any, other: Any) -> Any:
+            return state + other
+
+        def finish(self, states: list[Any]) -> Any:
+            return pa.table({"n": states})
+
+    source = pk.Flow(SCHEMA, event_time="v")
+    keyed = source.key_by("k")
+    # The last 20 of each batch are missing: sessions end.
+    rare = source.map_batches(lambda batch: batch.filter([v % 60 < 40 for v in batch["v"].to_pylist()]), SCHEMA)
+    rare = rare.key_by("k").window(pk.session("15ms"))
+    later = source.map_batches(lambda batch: batch.rename_columns(["k", "w"]), "k bigint, w bigint")
+    sketched = {"n": pk.approx_count_distinct("v", error=0.3), "middle": pk.approx_quantile("v", 0.5, error=0.1)}
+    timed = keyed.stateful_map(remind, schema=made, on_timer=reminded, ttl="1h", name="timers")
+    near = source.join(later, on="k", within=("0ms", "7ms"), name="near")
+    parts = {
+        "sessions": (rare.agg(n=pk.count(), name="sessions"), "n"),
+        "sums": (keyed.window(pk.tumbling("50ms")).aggregate(Sum(), schema="n bigint", name="sums"), "n"),
+        "first": (source.distinct("k", name="first"), "k"),
+        "near": (near, "w"),
+        "sketches": (keyed.agg(**sketched, emit="update", name="sketches"), "n"),
+    }
+    groups = keyed.apply_in_pandas_with_state(add, made, "n bigint", name="groups")
+    return timed.union(groups, *(flow.map_batches(told(step, of), made) for step, (flow, of) in parts.items()))
+
+
+NAMES = ["timers", "groups", "sessions", "sums", "first", "near", "sketches"]
+
+
+def sixties(cluster: Any, folder: Path, batches: range) -> None:
+    for batch in batches:
+        write(cluster, folder / "in", batch, numbers(cluster, batch, rows=60))
+
+
+def through_steps(cluster: Any, engine: pk.Engine, folder: Path, kept: Kept) -> Any:
+    function = engine.foreach_batch(steps(), kept)
+    query = stream(cluster, folder / "in", SCHEMA, function, folder / "check")
+    query.awaitTermination(120)
+    return query
+
+
+@pytest.mark.skipif(not os.environ.get("PENSTOCK_GOLDEN"), reason="writes what the next test reads")
+def test_steps_of_an_engine_are_written(cluster: Any, tmp_path: Path) -> None:
+    kept = Kept()
+    with pk.Engine(cluster, workers=2, bits=2) as engine:
+        for batch in range(3):
+            sixties(cluster, tmp_path, range(batch, batch + 1))
+            query = through_steps(cluster, engine, tmp_path, kept)
+            if batch == 0:
+                engine.split([1, 2], query=query).wait(60)
+        engine.finish(query)
+    shutil.rmtree(STEPS, ignore_errors=True)
+    shutil.copytree(tmp_path / "check", STEPS, ignore=shutil.ignore_patterns(".*.crc"))
+    for file in (STEPS / "sources").rglob("[0-9]*"):
+        if file.is_file():
+            file.write_text(file.read_text().replace(str(tmp_path), "/of-the-past"))
+    pq.write_table(pa.concat_tables(kept.batches.values()), STEPS / "shown.parquet")
+
+
+def test_steps_of_an_engine_of_version_1_are_restored(cluster: Any, tmp_path: Path) -> None:
+    """On another number of workers and bins: what comes out then is what had not come out before."""
+    # Nothing goes on from the end of a query.
+    shutil.copytree(STEPS, tmp_path / "check", ignore=shutil.ignore_patterns("*-finished-*", "shown*"))
+    sixties(cluster, tmp_path, range(3, 5))
+    kept = Kept()
+    with pk.Engine(cluster, workers=3, bits=3) as engine:
+        rest = to_table(engine.finish(through_steps(cluster, engine, tmp_path, kept)))
+    assert sorted(kept.batches) == [3, 4]
+    epochs = [
+        pa.record_batch({"k": [v % 7 for v in vs], "v": list(vs)})
+        for vs in (range(60 * b, 60 * b + 60) for b in range(5))
+    ]
+    whole = pa.Table.from_batches(steps().run(iter(epochs), streaming=True))
+    later = bag(*kept.batches.values(), rest)
+    assert later + bag(pq.read_table(STEPS / "shown.parquet")) == bag(whole)
+    assert {step for step, _, _ in later} == {*NAMES} - {"first"}, "each key had come before"
