@@ -23,6 +23,41 @@ from penstock.spark._session.collect import to_table
 COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))
 
 
+def in_three_ways() -> pk.Flow:
+    """COUNTS by an aggregate and by functions of Python and of pandas, with the state of each; rows say by which."""
+
+    def number(state: tuple[int, int] | None, k: int, v: int) -> Any:
+        n, total = state or (0, 0)
+        return (n + 1, total + v), ("python", k, n + 1, total + v)
+
+    def add(key: tuple[int], frames: Any, state: Any) -> Any:
+        import pandas as pd
+
+        n, total = state.getOption or (0, 0)
+        for frame in frames:
+            n, total = n + len(frame), total + int(frame["v"].sum())
+        state.update((n, total))
+        yield pd.DataFrame({"by": ["pandas"], "k": [key[0]], "n": [n], "total": [total]})
+
+    def native(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.add_column(0, "by", pa.array(["native"] * batch.num_rows))
+
+    made = "by string, k bigint, n bigint, total bigint"
+    keyed = pk.Flow("k bigint, v bigint").key_by("k")
+    counts = keyed.agg(n=pk.count(), total=pk.sum("v"), emit="update").map_batches(native, made)
+    functions = keyed.apply_in_pandas_with_state(add, made, "n bigint, total bigint")
+    return counts.union(keyed.stateful_map(number, schema=made), functions)
+
+
+def by_each(table: pa.Table) -> dict[str, dict[int, tuple[int, int]]]:
+    """What each of the `in_three_ways` has counted at the end of a batch."""
+    found: dict[str, dict[int, tuple[int, int]]] = {"native": {}, "python": {}, "pandas": {}}
+    for row in table.to_pylist():
+        counts = found[row["by"]]
+        counts[row["k"]] = max(counts.get(row["k"], (0, 0)), (row["n"], row["total"]))
+    return found
+
+
 class Kept:
     """A sink that keeps what it gets, by batch."""
 

@@ -12,7 +12,19 @@ import pytest
 
 import penstock as pk
 from durable_support import Runs
-from engine_support import COUNTS, Gate, Kept, counted, in_thread, numbers, state, wait_for, write
+from engine_support import (
+    COUNTS,
+    Gate,
+    Kept,
+    by_each,
+    counted,
+    in_thread,
+    in_three_ways,
+    numbers,
+    state,
+    wait_for,
+    write,
+)
 from penstock.errors import ConfigError, EngineError, SlotsError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -73,15 +85,17 @@ def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) 
             runs.add()
 
     with pk.Engine(wide, workers=1, name="loaded", bits=4) as engine:
-        query = runs.rest(engine)
+        query = runs.rest(engine, in_three_ways())
         with in_thread(load) as loaded:
             try:
                 for workers in (2, 4, 2, 1):
                     before = len(runs.kept.batches)
                     assert engine.rescale(workers).wait(60) == workers
                     wait_for(lambda more=before: len(runs.kept.batches) > more, what="batches go on")
-                    shares = Counter(engine.owners(query.id)[0])
-                    assert sorted(shares) == list(range(workers)) and set(shares.values()) == {16 // workers}
+                    for owners in engine.owners(query.id):
+                        shares = Counter(owners)
+                        assert sorted(shares) == list(range(workers)) and set(shares.values()) == {16 // workers}
+                    assert len(engine.owners(query.id)) == 3
             finally:
                 stop.set()
             loaded(60)
@@ -89,8 +103,8 @@ def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) 
         query.stop()
     assert sorted(runs.kept.batches) == list(range(runs.batches))
     for batch, table in runs.kept.batches.items():
-        assert {row["k"]: (row["n"], row["total"]) for row in table.to_pylist()} == counted(batch + 1), batch
-    kept = {row["k"]: (row["n"], row["total"]) for row in pk.state.read(runs.check).to_pylist()}
+        assert by_each(table) == dict.fromkeys(("native", "python", "pandas"), counted(batch + 1)), batch
+    kept = {row["k"]: (row["n"], row["total"]) for row in pk.state.read(runs.check, "agg").to_pylist()}
     assert kept == counted(runs.batches)
 
 
@@ -98,17 +112,19 @@ def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) 
 def test_one_checkpoint_is_restored_on_any_number_of_workers(
     wide: Any, tmp_path: Path, counts: tuple[int, ...]
 ) -> None:
-    runs = Runs(wide, tmp_path)
+    runs, flow = Runs(wide, tmp_path), in_three_ways()
     runs.add(2)
     with pk.Engine(wide, workers=2, threads=2, bits=4) as engine:
-        runs.run(engine)
+        runs.run(engine, flow)
     runs.add(2)
     for workers in counts:
         copy = runs.copy(tmp_path / str(workers))
         with pk.Engine(wide, workers=workers, bits=workers) as engine:
-            copy.run(engine)
+            copy.run(engine, flow)
             owners = engine.owners(copy.function.query_id)[0]
-        assert state(copy.kept) == counted(4) and sorted(copy.kept.batches) == [2, 3], f"{workers} workers"
+        told = {batch: by_each(table) for batch, table in copy.kept.batches.items()}
+        right = {batch: dict.fromkeys(("native", "python", "pandas"), counted(batch + 1)) for batch in (2, 3)}
+        assert told == right, f"{workers} workers"
         assert len(owners) == 2**workers and set(owners) == set(range(min(workers, len(owners))))
 
 
