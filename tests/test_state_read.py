@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import csv
 import datetime
@@ -26,6 +27,7 @@ from penstock.cli import main
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
 #: Of an engine: tests/spark/test_engine_state.py.
 ENGINE = KEPT.with_name("checkpoint-v1-engine")
+STEPS = KEPT.with_name("checkpoint-v1-steps")
 AGG, WINDOWS, TOP, FUNCTION = "agg", "agg-2", "top", "stateful_map"
 
 
@@ -118,6 +120,54 @@ def test_what_an_engine_of_version_1_has_written_stays_readable() -> None:
         values = state.read(ENGINE, "stateful_map", batch).to_pylist()
         assert {row["k"]: row["value"] for row in values} == {k: str(sum(g)) for k, g in groups.items()}
         assert all(row["readable"] for row in values)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_other_steps_of_an_engine_of_version_1_stay_readable(batch: int) -> None:
+    """Rows (n % 7, n), 60 a batch, n is the time in ms, two of four bins are split after the first; the end follows."""
+    rows, ended = range((batch + 1) * 60), batch == 2
+    own = {k: [n for n in rows if n % 7 == k] for k in range(7)}
+    watermark = rows[-1]
+
+    def read(step: str) -> list[dict[str, Any]]:
+        found = state.read(STEPS, step, batch)
+        assert "readable" not in found.column_names or found["readable"].to_pylist() == [True] * found.num_rows
+        return found.to_pylist()
+
+    def by_key(step: str, of: str = "value") -> dict[int, Any]:
+        return {row["k"]: ast.literal_eval(row[of]) if of == "value" else row[of] for row in read(step)}
+
+    counts = {k: len(group) for k, group in own.items()}
+    assert {row["k"]: row["value"]["n"] for row in read("groups")} == counts
+    assert sorted(row["k"] for row in read("first")) == list(range(7))
+    sketches = {row["k"]: (row["n"], row["middle"]) for row in read("sketches")}
+    assert sketches.keys() == own.keys()
+    for k, (n, middle) in sketches.items():
+        assert n == pytest.approx(counts[k], rel=0.6) and middle == pytest.approx(watermark / 2, rel=0.3), k
+    timers = by_key("timers")
+    assert {k: n for k, (n, _, _) in timers.items()} == counts
+    due = {k: {(n + 70, n) for n in group if n + 70 >= watermark and not ended} for k, group in own.items()}
+    assert {k: {(time // 1000, n) for time, _, n in waiting} for k, (_, _, waiting) in timers.items()} == due
+    if ended:
+        assert read("sums") == read("sessions") == read("near") == []
+        return
+    start = watermark // 50 * 50
+    assert by_key("sums") == {k: {(start, start + 50): sum(n for n in group if n >= start)} for k, group in own.items()}
+    sessions = {row["k"]: (row["window_start"], row["n"]) for row in read("sessions")}
+    late = {k: [n for n in group if n >= 60 * batch + 20] for k, group in own.items()}
+    assert sessions == {k: (group[0], len(group)) for k, group in late.items()}
+    sides = {side: {row[side]["v"] for row in read("near") if row["side"] == side} for side in ("left", "right")}
+    assert sides == {"left": {*range(watermark - 7, watermark + 1)}, "right": {watermark}}, "who may still meet"
+
+
+def test_manifests_and_operators_of_other_steps_of_version_1() -> None:
+    found = state.manifests(STEPS)
+    assert found["batch"].to_pylist() == [0, 1, 2, 2] and found["problem"].null_count == 4
+    assert found["finished"].to_pylist() == [False, False, False, True]
+    assert found["serves"].to_pylist() == [True, True, False, True]
+    told = state.operators(STEPS)
+    kinds = ["stateful_map", "group_state", "agg", "aggregate", "distinct", "join", "agg"]
+    assert told["kind"].to_pylist() == kinds and min(told["bytes"].to_pylist()) > 0
 
 
 def test_manifests_and_operators_of_version_1() -> None:
