@@ -1,147 +1,142 @@
-"""What an engine tells of the steps of its protocol, which are given here by hand."""
+"""Log lines of an engine, from the steps of its protocol, without Spark."""
 
 from __future__ import annotations
 
-import time
-import types
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from penstock.spark._engine.journal import Journal
-
-STAMP = {"generation": 1 << 32, "membership": 0}
-DATA = f"data-{1 << 32:020}-{7:020}-"
+from penstock.spark._engine.journal import FIELDS, Journal
 
 
-def made() -> Journal:
-    def known(number: int) -> Any:
-        return types.SimpleNamespace(slot=number - 1, executor="host/1", pid=40 + number, dismissed=False)
-
-    return Journal("e", {"q": "query", "r": "other"}.get, known)
-
-
-def call(ticket: int, member: int, query: str = "q", **request: Any) -> dict[str, Any]:
-    return {"Call": {"ticket": ticket, "member": member, "query": query, "request": request}}
+@dataclass
+class Known:
+    slot: int
+    executor: str = "host/1"
+    pid: int = 17
 
 
-def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
-    return [record for record in caplog.records if getattr(record, "event", "") == event]
+#: What a line is asked for here.
+SHOWN = ("query", "generation", "members", "batch", "bins", "steps", "workers", "member", "claim", "reason")
+OF_Q = {"query": "people's", "generation": 5, "members": 2, "batch": 3}
 
 
-def count(kept: Journal, name: str) -> float:
-    return sum(sample.value for sample in kept.counters.samples() if sample.name == name)
+@pytest.fixture
+def journal() -> Iterator[Journal]:
+    """Of an engine whose query q has two members and is in its batch 3."""
+    journal = Journal("e", {"q": "people's"}.get, lambda number: Known(number - 1))
+    for member in (1, 2):
+        journal.step({"MemberUp": {"member": member, "slot": member - 1}}, [])
+    journal.batch_begun("q", 3)
+    start = {"rank": 0, "stamp": {"generation": 5}, "members": [1, 2], "threads": 2, "epoch": 3}
+    journal.step("Begin", [{"Call": {"query": "q", "request": {"Start": start}}}])
+    yield journal
 
 
-def failed(ticket: int, kind: str) -> dict[str, Any]:
-    return {"Answer": {"ticket": ticket, "answer": {"Err": {"kind": kind, "message": "no route to the store"}}}}
+@pytest.fixture
+def lines(journal: Journal, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "penstock")
+    return caplog
 
 
-def test_a_member_whose_store_fails_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    kept = made()
-    kept.step("Begin", [call(1, 2, Write={"stamp": STAMP, "epoch": 7})])
-    kept.step(failed(1, "Store"), [])
-    [line] = lines(caplog, "storage failed")
-    assert (line.query, line.member, line.resident, line.pid) == ("query", 2, 1, 42)
-    assert line.levelname == "WARNING" and line.reason == "no route to the store"
-    assert count(kept, "penstock_storage_errors_total") == 1
-    # What is not the store's is told elsewhere.
-    kept.step("Begin", [call(2, 2, Write={"stamp": STAMP, "epoch": 7}), call(3, 2, Release=release(0))])
-    for ticket, kind in ((2, "State"), (3, "Store"), (9, "Store")):
-        kept.step(failed(ticket, kind), [])
-    assert len(lines(caplog, "storage failed")) == 1 and count(kept, "penstock_storage_errors_total") == 1
+def told(lines: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Event and fields of each line since the last call."""
+    found = []
+    for record in lines.records:
+        assert {name for name in vars(record) if name in FIELDS} >= {"event", "engine"}
+        fields = {name: vars(record)[name] for name in SHOWN if name in vars(record)}
+        found.append({"event": vars(record)["event"], **fields})
+    lines.clear()
+    return found
 
 
-def test_a_store_that_does_not_answer_is_told_with_its_file_and_who_waits_ever_more_rarely(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("wish", "kind"),
+    [
+        ("Even", "migration"),
+        ({"To": [0, 1]}, "migration"),
+        ({"Moves": [[[0, 4], 1]]}, "migration"),
+        ({"Recut": {"Split": {"ranges": [[0, 4]], "by": 2}}}, "split"),
+        ({"Recut": {"Merge": {"ranges": [[0, 4]]}}}, "merge"),
+    ],
+)
+def test_what_moves_is_told_by_its_kind(
+    journal: Journal, lines: pytest.LogCaptureFixture, wish: Any, kind: str
 ) -> None:
-    now = 1_000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    kept = made()
-    files = [{"name": f"data-{number}"} for number in range(5)]
-    claim = {"number": 3}
-    kept.step(
-        "Begin",
-        [
-            call(1, 1, Write={"stamp": STAMP, "epoch": 7}),
-            call(2, 2, Load={"stamp": STAMP, "claim": claim, "ranges": {}, "files": files}),
-            call(3, 2, "r", Merge={"stamp": STAMP, "files": files[:2]}),
-            {"WriteManifest": {"ticket": 4, "query": "r", "manifest": {"batch": 7}}},
-            {"CreateClaim": {"ticket": 5, "query": "r", "claim": claim}},
-            {"ReadClaims": {"ticket": 6, "query": "r"}},
-            {"ReadCheckpoint": {"ticket": 7, "query": "r"}},
-            call(8, 2, Release=release(0)),
-        ],
-    )
-    now += 29
-    kept.waits()
-    assert lines(caplog, "storage waits") == []
-    now += 1
-    kept.waits()
-    found = lines(caplog, "storage waits")
-    assert [getattr(line, "member", None) for line in found] == [1, 2, 2, None, None, None, None]
-    assert [line.query for line in found] == ["query"] * 2 + ["other"] * 5
-    assert [line.reason.removeprefix("the store does not answer: ") for line in found] == [
-        f"{DATA}... to be written",
-        f"claim-{3:020}, ..., data-4 to be read",
-        "data-0, data-1 to be merged",
-        f"manifest-{7:020}-... to be written",
-        f"claim-{3:020} to be written",
-        "the list of its files",
-        "the list of its files, its claims and manifests",
+    asked = [{"query": "q", "handle": handle, "wish": wish} for handle in (7, 8)]
+    journal.step({"Migrate": {"moves": asked}}, [{"Moving": {"handle": 7, "ranges": 4}}])
+    journal.step("Begin", [{"Moved": {"handle": 7, "outcome": {"Ok": 2}}}])
+    journal.step("Begin", [{"Moved": {"handle": 8, "outcome": {"Err": "Closed"}, "text": "it closes"}}])
+    assert told(lines) == [
+        {"event": f"{kind} begun", **OF_Q, "bins": 4},
+        {"event": f"{kind} done", **OF_Q, "bins": 4, "steps": 2},
+        {"event": f"{kind} failed", **OF_Q, "reason": "it closes"},
     ]
-    assert all(line.seconds == 30 and line.levelname == "WARNING" for line in found)
-    # What has been answered, whose call or member is gone, and whose query is dropped is waited for no more.
-    kept.step({"Stored": {"ticket": 6, "outcome": {"Ok": {"NewestClaim": 3}}}}, [])
-    kept.step({"MemberLost": {"member": 1, "reason": "killed"}}, [])
-    kept.step("Begin", [{"Fail": {"query": "r", "epoch": 7, "error": "Closed"}}])
-    times = []
-    for _ in range(4_000):
-        now += 1
-        caplog.clear()
-        kept.waits()
-        times += [(line.seconds, line.member) for line in lines(caplog, "storage waits")]
-    assert [when for when, member in times if member == 2][::2] == [
-        60,
-        120,
-        240,
-        480,
-        960,
-        1560,
-        2160,
-        2760,
-        3360,
-        3960,
+
+
+def test_lines_of_members_and_of_the_engine_say_how_many_serve(
+    journal: Journal, lines: pytest.LogCaptureFixture
+) -> None:
+    spare = {"Dismiss": {"member": 4, "why": "Spare"}}
+    journal.step({"Rescale": {"handle": 1, "workers": 3, "free": 4}}, [])
+    journal.step({"MemberUp": {"member": 3, "slot": 2}}, [])
+    journal.step({"MemberUp": {"member": 4, "slot": 2}}, [spare])
+    journal.step("Begin", [{"Rescaled": {"handle": 1, "outcome": {"Ok": 3}, "moved": 6}}])
+    journal.step({"Leaving": {"member": 1}}, [])
+    journal.step({"MemberLost": {"member": 1, "reason": "died"}}, [])
+    journal.step({"MemberUp": {"member": 5, "slot": 0}}, [])
+    journal.step("Begin", [{"Rescaled": {"handle": 2, "outcome": {"Err": "NoSlots"}, "text": "none", "moved": 0}}])
+    assert told(lines) == [
+        {"event": "rescale begun", "members": 2, "workers": 3},
+        {"event": "member joined", "members": 3, "member": 3},
+        {"event": "member sent away", "members": 3, "member": 4, "reason": "Spare"},
+        {"event": "rescale done", "members": 3, "bins": 6, "workers": 3},
+        {"event": "member leaves", "members": 3, "member": 1, "reason": "Spark decommissions its executor"},
+        {"event": "member lost", "members": 2, "member": 1, "reason": "died"},
+        {"event": "member replaced", "members": 3, "member": 5},
+        {"event": "rescale failed", "members": 3, "reason": "none"},
     ]
-    assert {member for _, member in times} == {2}
-    kept.step("Begin", [{"Dropped": {"query": "q", "outcome": {"Ok": None}}}])
-    kept.step("Begin", [{"Dropped": {"query": "r", "outcome": {"Ok": None}}}])
-    assert kept._asked == {}
 
 
-def release(clock_ms: int) -> dict[str, Any]:
-    return {"stamp": STAMP, "epoch": 7, "clock_ms": clock_ms}
+def test_what_storage_says_has_the_batch(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
+    claim, manifest = {"number": 9}, {"batch": 2, "claim": 9, "files": [1, 2]}
+    asks = [
+        {"CreateClaim": {"ticket": 1, "query": "q", "claim": claim}},
+        {"CreateClaim": {"ticket": 2, "query": "q", "claim": claim}},
+        {"ReadClaims": {"ticket": 3, "query": "q"}},
+        {"WriteManifest": {"ticket": 4, "query": "q", "manifest": manifest}},
+        {"WriteManifest": {"ticket": 5, "query": "q", "manifest": manifest}},
+    ]
+    outcomes = [{"Ok": {"Claimed": True}}, {"Ok": {"Claimed": False}}, {"Err": "x"}, {"Ok": "Written"}, {"Err": "y"}]
+    journal.step("Begin", asks)
+    for ticket, outcome in enumerate(outcomes, 1):
+        journal.step({"Stored": {"ticket": ticket, "outcome": outcome}}, [])
+    assert told(lines) == [
+        {"event": "claim made", **OF_Q, "claim": 9},
+        {"event": "claim refused", **OF_Q, "claim": 9},
+        {"event": "storage failed", **OF_Q, "reason": '"x"'},
+        {"event": "manifest written", **OF_Q, "batch": 2, "claim": 9},
+        {"event": "storage failed", **OF_Q, "batch": 2, "claim": 9, "reason": '"y"'},
+    ]
 
 
-def test_a_clock_that_has_gone_back_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    kept = made()
-    ahead = 4_102_444_800_000  # the year 2100
-    for asked, runs in (
-        (ahead, ahead),
-        (ahead - 60_000, ahead),
-        (1_700_000_000_000, ahead),
-        (1_700_000_060_000, ahead),
-    ):
-        kept.step({"Batch": {"query": "q", "epoch": 7, "clock_ms": asked, "committed": 6}}, [])
-        kept.step("Begin", [call(1, member, Release=release(runs)) for member in (1, 2)])
-    [line] = lines(caplog, "clock behind")
-    assert line.levelname == "WARNING" and line.batch == 7 and line.seconds == (ahead - 1_700_000_000_000) / 1e3
-    assert "Spark's time of the batch is 2023-11-14 22:13:20+00:00" in line.reason
-    assert (
-        "that of the last one was 2100-01-01 00:00:00+00:00" in line.reason and "Set the driver's clock" in line.reason
-    )
-    # Again when it was right in between.
-    for asked in (ahead + 1, 1_700_000_000_000):
-        kept.step({"Finish": {"query": "q", "clock_ms": asked, "committed": 6}}, [])
-        kept.step("Begin", [call(2, 1, Release=release(ahead + 1))])
-    assert len(lines(caplog, "clock behind")) == 2
+def test_what_autobalance_does_has_fields(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
+    facts = {"bins": 3, "workers": None, "skew": 1.6, "expected": 1.1, "splits": "0/2", "merges": None, "reason": "r"}
+    journal.balanced("q", False, **facts)
+    journal.balanced("q", True, **facts)
+    journal.unbalanced(ValueError("no"))
+    assert "skew=1.600 expected=1.100 splits=0/2 reason=r" in lines.text
+    assert told(lines) == [
+        {"event": "balanced", **OF_Q, "bins": 3, "reason": "r"},
+        {"event": "balance advised", **OF_Q, "bins": 3, "reason": "r"},
+        {"event": "balance failed", "members": 2, "reason": "ValueError: no"},
+    ]
+
+
+def test_a_query_that_is_dropped_is_forgotten(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
+    journal.forget("q", "people's")
+    journal.batch_begun("q", 0)
+    assert told(lines) == [{"event": "batch begun", "query": "people's", "batch": 0}]

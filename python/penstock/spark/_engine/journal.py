@@ -4,8 +4,11 @@ Owns: the form of the lines, the names of their fields, and which events of the 
 decides everything, so what it hears and asks for is what happened: the `Executor` shows each step here. What is
 measured in the caller's thread (the time of a batch) is told by `query`.
 
-A line is ``batch committed engine=e query=q batch=3 generation=4294967297 members=2 rows=600``, of the loggers below
+A line is ``batch committed engine=e query=q generation=4294967297 members=2 batch=3 rows=600``, of the loggers below
 ``penstock``; each of its fields is an attribute of the `logging.LogRecord`, beside ``event``, its first words.
+
+What is of a query has its generation, the members of that, and its last batch that has begun, where there are any. What
+is of a member or of the engine has the number of members that serve: generations and batches are those of queries.
 
 Invariant: what fails here fails for nobody else.
 """
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 FIELDS = (
     "event", "engine", "query", "batch", "generation", "members", "member", "resident", "pid", "executor", "rows",
     "seconds", "trigger_seconds", "feed_seconds", "run_seconds", "serve_seconds", "commit_seconds", "claim", "files",
-    "bins", "steps", "workers", "reason", "connections", "address",
+    "bins", "steps", "workers", "skew", "expected", "splits", "merges", "reason", "connections", "address",
 )  # fmt: skip
 
 #: Values that stand without quotes.
@@ -47,6 +50,8 @@ _REFUSED = "refused_"
 _SLOW_S = (30.0, 600.0)
 #: How far Spark's time of a batch may be behind that of the last one before it is told, milliseconds.
 _BEHIND_MS = 60_000
+#: What moves bins, or makes others of them; each begins, and is done or fails.
+MOVES = ("migration", "split", "merge")
 
 
 class _Line:
@@ -148,6 +153,10 @@ class Journal:
         self._lock = threading.Lock()
         #: By query: its generation and how many members that has.
         self._generations: dict[str, tuple[int, int]] = {}
+        #: By query: its last batch that has begun.
+        self._batches: dict[str, int] = {}
+        #: Members that serve.
+        self._serving: set[int] = set()
         #: Slots whose member was lost, and that nobody has taken since.
         self._vacant: set[int] = set()
         #: What stores were asked, by ticket.
@@ -155,8 +164,8 @@ class Journal:
         #: By query: Spark's time of the batch that was asked for last, milliseconds; those where it went back.
         self._clocks: dict[str, int] = {}
         self._behind: set[str] = set()
-        #: Query by handle of a migration, with its bins once they are known.
-        self._moving: dict[int, tuple[str, int | None]] = {}
+        #: By handle of a migration: which of `MOVES` it is, its query, and its bins once they are known.
+        self._moving: dict[int, tuple[str, str, int | None]] = {}
         #: Counters of the registry's port as they were told; none is before the engine has looked at its executors.
         self._refused: dict[str, int] | None = None
         self._look = 0.0
@@ -167,6 +176,8 @@ class Journal:
 
     def batch_begun(self, query: str, batch: int) -> None:
         """Spark has called with a batch."""
+        with self._lock:
+            self._batches[query] = batch
         self._tell(logging.INFO, "batch begun", query, batch=batch)
 
     def batch_committed(
@@ -198,6 +209,7 @@ class Journal:
         self.counters.forget(name)
         with self._lock:
             self._generations.pop(query, None)
+            self._batches.pop(query, None)
         self._clocks.pop(query, None)
         self._behind.discard(query)
 
@@ -220,8 +232,9 @@ class Journal:
     def _member_up(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         number = facts["member"]
         if number in sent_away:
-            self._of_member(logging.INFO, "member sent away", number, reason=sent_away[number])
-        elif facts["slot"] in self._vacant:
+            return self._of_member(logging.INFO, "member sent away", number, reason=sent_away[number])
+        self._serving.add(number)
+        if facts["slot"] in self._vacant:
             self._vacant.discard(facts["slot"])
             self.counters.add("penstock_members_replaced_total")
             self._of_member(logging.INFO, "member replaced", number)
@@ -231,6 +244,7 @@ class Journal:
     def _member_lost(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         member = self._known(facts["member"])
         self._settle(lambda asked: asked.member == facts["member"])
+        self._serving.discard(facts["member"])
         if getattr(member, "dismissed", False):
             return self._of_member(logging.INFO, "member left", facts["member"])
         self._vacant.add(member.slot)
@@ -242,10 +256,12 @@ class Journal:
 
     def _migrate(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         for move in facts["moves"]:
-            self._moving[move["handle"]] = move["query"], None
+            wish, about = _tagged(move["wish"])
+            kind = _tagged(about)[0].lower() if wish == "Recut" else "migration"
+            self._moving[move["handle"]] = kind, move["query"], None
 
     def _rescale(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
-        self._tell(logging.INFO, "rescale begun", workers=facts["workers"])
+        self._of_engine(logging.INFO, "rescale begun", workers=facts["workers"])
 
     def _called(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         self._clocks[facts["query"]] = facts["clock_ms"]
@@ -269,7 +285,8 @@ class Journal:
         name = self._name_of(query) or query
         if "Err" in facts["outcome"]:
             self.counters.add("penstock_storage_errors_total", name)
-            self._tell(logging.WARNING, "storage failed", query, reason=json.dumps(facts["outcome"]["Err"]))
+            told = {"batch": about.get("batch"), "claim": about.get("claim", about.get("number"))}
+            self._tell(logging.WARNING, "storage failed", query, **told, reason=json.dumps(facts["outcome"]["Err"]))
         elif what == "claim" and facts["outcome"]["Ok"] == {"Claimed": False}:
             self._tell(logging.WARNING, "claim refused", query, claim=about["number"])
         elif what == "claim":
@@ -330,27 +347,40 @@ class Journal:
             self._asked = {ticket: asked for ticket, asked in self._asked.items() if not moot(asked)}
 
     def _turn_of(self, facts: Mapping[str, Any]) -> None:
-        query, _ = self._moving[facts["handle"]]
-        self._moving[facts["handle"]] = query, facts["ranges"]
-        self._tell(logging.INFO, "migration begun", query, bins=facts["ranges"])
+        kind, query, _ = self._moving[facts["handle"]]
+        self._moving[facts["handle"]] = kind, query, facts["ranges"]
+        self._tell(logging.INFO, f"{kind} begun", query, bins=facts["ranges"])
 
     def _moved(self, facts: Mapping[str, Any]) -> None:
-        query, bins = self._moving.pop(facts["handle"])
+        kind, query, bins = self._moving.pop(facts["handle"])
         done = facts["outcome"].get("Ok")
         outcome = "failed" if done is None else "done"
         self.counters.add("penstock_migrations_total", self._name_of(query) or query, outcome)
         if done is None:
-            self._tell(logging.WARNING, "migration failed", query, bins=bins, reason=facts["text"])
+            self._tell(logging.WARNING, f"{kind} failed", query, bins=bins, reason=facts["text"])
         else:
-            self._tell(logging.INFO, "migration done", query, bins=bins, steps=done)
+            self._tell(logging.INFO, f"{kind} done", query, bins=bins, steps=done)
 
     def _rescaled(self, facts: Mapping[str, Any]) -> None:
         done = facts["outcome"].get("Ok")
         self.counters.add("penstock_rescales_total", "failed" if done is None else "done")
         if done is None:
-            self._tell(logging.WARNING, "rescale failed", reason=facts["text"])
+            self._of_engine(logging.WARNING, "rescale failed", reason=facts["text"])
         else:
-            self._tell(logging.INFO, "rescale done", workers=done, bins=facts["moved"])
+            self._of_engine(logging.INFO, "rescale done", workers=done, bins=facts["moved"])
+
+    # Told by autobalance, in its thread
+
+    def balanced(self, query: str, advised: bool, **facts: Any) -> None:
+        """Bins have moved, been split or been made one again, or workers are to come or go; or so it would be."""
+        if advised:
+            self._tell(logging.INFO, "balance advised", query, **facts)
+        else:
+            self._tell(logging.INFO, "balanced", query, **facts)
+
+    def unbalanced(self, reason: BaseException) -> None:
+        """A look at the loads, or what it asked for, has come to nothing."""
+        self._of_engine(logging.INFO, "balance failed", reason=f"{type(reason).__name__}: {reason}")
 
     # Told by the engine, and by the hub in its thread
 
@@ -391,17 +421,23 @@ class Journal:
     # Inside
 
     def _tell(self, level: int, event: str, query: str | None = None, **facts: Any) -> None:
+        about: dict[str, Any] = {}
         if query is not None:
             with self._lock:
                 generation, members = self._generations.get(query, (None, None))
-            about = {"query": self._name_of(query) or query, "generation": generation, "members": members}
-            facts = {**about, **facts}
-        tell(log, level, event, engine=self.engine, **facts)
+                batch = self._batches.get(query)
+            about = {"generation": generation, "members": members, "batch": batch}
+            about = {"query": self._name_of(query) or query, **about}
+        about |= {name: value for name, value in facts.items() if value is not None}
+        tell(log, level, event, engine=self.engine, **about)
+
+    def _of_engine(self, level: int, event: str, **facts: Any) -> None:
+        self._tell(level, event, members=len(self._serving), **facts)
 
     def _of_member(self, level: int, event: str, number: int, **facts: Any) -> None:
         member = self._known(number)
         about: dict[str, Any] = {"member": number, "resident": member.slot, "pid": member.pid}
-        self._tell(level, event, **about, executor=member.executor, **facts)
+        self._of_engine(level, event, **about, executor=member.executor, **facts)
 
 
 def _date(ms: int) -> str:
