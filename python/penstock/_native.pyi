@@ -240,26 +240,38 @@ class Balancer:
         """
 
 class Sizer:
-    """Says how many workers a rate needs, and when to change their number.
+    """Says how many workers the rates that come need, and when to change their number.
 
     Parameters
     ----------
     least, most
         Workers.
+    threads
+        Of each worker.
     busy
         Share of its time that a worker is to be busy.
     patience
         Looks in a row that must ask for more; three times as many for fewer.
     """
 
-    def __new__(cls, least: int, most: int, busy: float, patience: int) -> Sizer: ...
-    def look(self, workers: int, offered: float, rows: int, busy_s: float) -> tuple[int | None, int | None]:
-        """Judge rows per second that came, and rows that took so many seconds of workers' time.
+    def __new__(cls, least: int, most: int, threads: int, busy: float, patience: int) -> Sizer: ...
+    def load(self, offered: float, rows: int, busy_s: float) -> float | None:
+        """Workers that one query keeps busy; None while nothing was measured.
+
+        Parameters
+        ----------
+        offered
+            Rows per second that came.
+        rows, busy_s
+            Rows that were processed, and seconds that threads took for them, summed over threads.
+        """
+    def look(self, workers: int, loads: list[float | None]) -> tuple[float, int, int, int] | None:
+        """Judge the workers that each query keeps busy; None while none was measured.
 
         Returns
         -------
-        (int or None, int or None)
-            Workers needed, and the number to change to when it is time.
+        (float, int, int, int)
+            Workers that are busy, that are needed, to go to, and the looks before that; 0 when it is time.
         """
 
 def migration_steps(

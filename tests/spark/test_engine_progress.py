@@ -47,6 +47,7 @@ def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> N
         assert [one[1] for one in seen] == [None, 0, 1]
         # Idle: Spark has committed the last one.
         assert facts.committed() == 2 and facts.active() is True
+        assert (facts.offered() or 0.0) > 0.0, "before its last batch"
         for batch_id, _, clock, root, temporary in seen:
             logged = json.loads((check / "offsets" / str(batch_id)).read_text().splitlines()[1])
             assert clock == logged["batchTimestampMs"] == facts.batch_timestamp_ms(batch_id)
@@ -60,6 +61,7 @@ def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> N
         query.stop()
     wait_for(lambda: facts.active() is False, what="it has ended")
     assert facts.committed() == 2 and facts.checkpoint_root() is not None and facts.asynchronous() is False
+    assert facts.offered() == 0.0, "nothing comes any more"
     # Who asks for the first time knows nothing.
     late = StreamFacts(spark, query.id)
     assert [late.active(), late.committed(), late.batch_timestamp_ms(0), late.temporary()] == [False, None, None, None]

@@ -818,7 +818,10 @@ class Engine:
         every : float, str or datetime.timedelta, default "5s"
             Between two looks, at least 50 ms. Should hold a few batches.
         trigger, tolerance : float
-            Multiples of the mean load of a worker, at least 1; `tolerance` is at most `trigger`.
+            Multiples of the mean load of a worker, at least 1; `tolerance` is at most `trigger`. Where one worker gets
+            `r` times what each other of `n` does, it has ``r * n / (r + n - 1)`` times the mean: 4 : 1 is 1.6 on two
+            workers and 2.3 on four. What is evened out to 1.2 is 1.5 : 1 on two at most, and 1.3 : 1 on four; 1.2 : 1
+            is 1.09 and 1.14.
         patience : int, default 3
             Looks in a row that must show it, and looks of rest after moves.
         least_rows : int, default 1,000
@@ -828,11 +831,13 @@ class Engine:
             KiB. Of several that hold more, those that together hold four times as much are split at a look, the largest
             first: a split copies what it divides. What one key fills is told of (`Look.why`). None for any size.
         workers : (int, int), optional
-            The fewest and the most workers. The number is set to what the offered rate needs at the rate that a busy
-            worker has shown, four fifths busy (DS2); up after `patience` looks, down after three times as many.
-            Without, it is only told (`Look.needed`).
+            The fewest and the most workers, as for `rescale`. The number is set to what the offered rates of all
+            queries together need at the rates that busy workers have shown, four fifths busy (DS2); up after `patience`
+            looks, down after three times as many, and only where those that stay would be less than 72 % busy. It does
+            not go down while some query has not been measured, which is at ends of its batches. Without, it is only
+            told (`Look.needed`).
         dry_run : bool, default False
-            Tell what would be done, and do nothing.
+            Tell what would be done and why (`Look.why`, log lines ``balance advised``), and do nothing.
 
         Returns
         -------

@@ -14,9 +14,9 @@ use crate::{Shift, evened, skew};
 /// When to move.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// Share of the mean that the most loaded worker may have: 1.5 is half as much again. Above it, bins move.
+    /// What the most loaded worker may have, as a multiple of the mean ([`skew`]): 1.5 is half as much again. Above it, bins move.
     pub trigger: f64,
-    /// Share of the mean to which they are evened out; at most `trigger`.
+    /// The multiple of the mean to which they are evened out; at most `trigger`.
     pub tolerance: f64,
     /// Looks in a row that must show it, at least 1.
     pub patience: u32,

@@ -7,7 +7,7 @@
 //! | `pause` | how many of them to take at once so that none pauses for longer than it may |
 //! | `balancer` | watching loads, and evening them out without oscillating |
 //! | `divider` | watching loads and sizes, and saying which bins to split and which to make one again |
-//! | `sizer` | how many workers the rate that comes needs |
+//! | `sizer` | how many workers the rates that come to all queries need |
 //!
 //! Pure: workers and bins are numbers, loads are what the caller measured, time is what the caller says. Nothing here moves anything; who does
 //! is `bins` in a process and the engine's protocol beyond it.
@@ -26,7 +26,7 @@ pub use balancer::{Balancer, Policy, Verdict, Why};
 pub use divider::{Bin, Divider, Division, Fate, Large};
 pub use pause::PauseLimit;
 pub use shares::{balanced, evened, skew};
-pub use sizer::{Demand, Sizer, SizerPolicy};
+pub use sizer::{Demand, Size, Sizer, SizerPolicy};
 pub use steps::{Strategy, StrategyError, steps};
 
 /// Something that changes its worker: a bin by its number, or a range of the hash.

@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 
 use crate::Shift;
 
-/// The most loaded worker's share of the mean, at least 1; 1 without load.
+/// The load of the most loaded worker as a multiple of the mean of all, at least 1; 1 without load.
+///
+/// Of `n` workers of which one has `r` times what each of the others has, it is `r * n / (r + n - 1)`. So 4 : 1 is 1.6 on two workers and 2.3 on four,
+/// and 1.2 : 1 is 1.09 and 1.14; the other way around 1.2 is 1.5 : 1 on two workers and 1.3 : 1 on four.
 ///
 /// # Examples
 /// ```

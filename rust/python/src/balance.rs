@@ -140,15 +140,19 @@ pub(crate) struct Sizer(penstock_balance::Sizer);
 #[pymethods]
 impl Sizer {
     #[new]
-    fn new(least: u32, most: u32, busy: f64, patience: u32) -> Self {
-        Self(penstock_balance::Sizer::new(SizerPolicy { least, most, busy, patience }))
+    fn new(least: u32, most: u32, threads: u32, busy: f64, patience: u32) -> Self {
+        Self(penstock_balance::Sizer::new(SizerPolicy { least, most, threads, busy, patience }))
     }
 
-    /// Workers that are needed, and the number to change to when it is time: `offered` rows per second came, `rows` were processed in
-    /// `busy_s` seconds of worker time.
-    fn look(&mut self, workers: u32, offered: f64, rows: u64, busy_s: f64) -> (Option<u32>, Option<u32>) {
+    /// Workers that one query keeps busy: `offered` rows per second came, `rows` were processed in `busy_s` seconds of all threads.
+    fn load(&self, offered: f64, rows: u64, busy_s: f64) -> Option<f64> {
         let busy = std::time::Duration::try_from_secs_f64(busy_s).unwrap_or_default();
-        let demand = Demand { workers, offered, rows, busy };
-        (self.0.needed(demand), self.0.look(demand))
+        self.0.load(Demand { offered, rows, busy })
+    }
+
+    /// Of the `workers` that there are and those that each query keeps busy: how many are busy, how many are needed, the number to go to, and the
+    /// looks until then.
+    fn look(&mut self, workers: u32, loads: Vec<Option<f64>>) -> Option<(f64, u32, u32, u32)> {
+        self.0.look(workers, &loads).map(|size| (size.load, size.needed, size.workers, size.looks))
     }
 }

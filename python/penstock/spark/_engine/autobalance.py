@@ -1,8 +1,13 @@
 """Evening out the load of workers unaided.
 
 Owns: the thread that looks, and the record of what it saw and did. What skew is worth a move, which bins to split and
-which to make one again, and when, is decided by `penstock_balance` (crate balance), which hears what each bin got since
-the last look; the moves are the engine's.
+which to make one again, how many workers are needed, and when, is decided by `penstock_balance` (crate balance), which
+hears what each bin got since the last look; the moves are the engine's.
+
+Bins are evened out among the threads of all workers, query by query. The number of workers is that of processes, and
+one decision for all queries, which share them: what each keeps busy adds up (`penstock_balance::Sizer` says what that
+means). What a query was last seen to keep busy counts until it is measured again, which is at ends of its batches; a
+look at which none was measured says nothing of the number, nor does one while that number changes.
 
 Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
 wrong in a look ends the queries, or the looking. Rows of what has been split or merged since the last look say nothing.
@@ -10,7 +15,6 @@ wrong in a look ends the queries, or the looking. Rows of what has been split or
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -26,8 +30,6 @@ from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
-
-log = logging.getLogger(__name__)
 
 #: Verdicts that are kept.
 _VERDICTS = 1_000
@@ -51,7 +53,8 @@ class Look:
     at : float
         Seconds since 1970.
     skew : float
-        Load of the most loaded worker as a multiple of the mean, over the last looks; 1 is even.
+        Load of the most loaded worker as a multiple of the mean of all, over the last looks; 1 is even. One that gets
+        `r` times what each other one does has ``r * n / (r + n - 1)``: four times is 1.6 of two workers, 2.3 of four.
     expected : float
         The same after the moves.
     moves : int
@@ -59,9 +62,11 @@ class Look:
     why : str
         In words.
     needed : int or None
-        Workers that the offered rate needs, as far as it could be measured.
+        Workers (processes) that all queries together need for the rates that come; None where nothing new was measured.
     splits, merges : int
         Bins that are split and made one again, or would be; `why` tells of the largest that holds too much.
+    workers : int or None
+        The number of workers to which the engine goes, or would; None while it stays as it is. `why` tells the reason.
     """
 
     query: str
@@ -73,6 +78,7 @@ class Look:
     needed: int | None = None
     splits: int = 0
     merges: int = 0
+    workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,26 +153,44 @@ class Looked:
 class Host(Protocol):
     """What of an engine it works with."""
 
+    #: Of each worker.
+    threads: int
+
+    @property
+    def workers(self) -> int | None: ...
     def looked(self) -> Iterable[Looked]: ...
     def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None: ...
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
     ) -> None: ...
     def resize(self, workers: int) -> None: ...
+    def tell(self, query: str, advised: bool, **facts: Any) -> None: ...
+    def failed(self, error: PenstockError) -> None: ...
 
 
 class _Watched:
     """One query between two looks."""
 
-    def __init__(self, rules: Rules, first: Looked, at: float) -> None:
+    def __init__(self, rules: Rules, first: Looked, load: float | None) -> None:
         self.balancer = _native.Balancer(
             rules.trigger, rules.tolerance, rules.patience, rules.least_rows, rules.most_bytes, first.bits
         )
-        least, most = rules.workers or (1, 1 << 12)
-        self.sizer = _native.Sizer(least, most, _BUSY, rules.patience)
-        self.last, self.at = first, at
+        self.last = first
+        #: Workers that it keeps busy, as it was last measured.
+        self.load = load
         #: Rows and busy seconds when the time was last told, which is at ends of batches; rows are told all along.
         self.timed = first.rows, first.busy_s
+
+    def measure(self, now: Looked, sizer: _native.Sizer) -> bool:
+        """Whether there is something new to know of what it keeps busy."""
+        rows, busy = now.rows - self.timed[0], now.busy_s - self.timed[1]
+        if now.offered is None or (busy <= 0.0 and now.offered > 0.0):
+            return False
+        self.timed = now.rows, now.busy_s
+        load = sizer.load(now.offered, max(0, rows), max(0.0, busy))
+        if load is not None:
+            self.load = load
+        return load is not None
 
 
 class Autobalance:
@@ -182,6 +206,8 @@ class Autobalance:
         self._engine = engine
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
+        least, most = rules.workers or (1, 1 << 12)
+        self._sizer = _native.Sizer(least, most, engine.threads, _BUSY, rules.patience)
         self._lock = threading.Lock()
         self._looks: deque[Look] = deque(maxlen=_VERDICTS)
         self._closing = threading.Event()
@@ -226,71 +252,83 @@ class Autobalance:
                 self.look(time.time())
             except PenstockError as error:
                 # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
-                log.info("load could not be looked at, or not be evened out: %s", error)
+                self._engine.failed(error)
 
     def look(self, at: float) -> None:
         """One look at all queries."""
-        wanted: list[int] = []
         seen = list(self._engine.looked())
-        self._watched = {one.query: self._watched[one.query] for one in seen if one.query in self._watched}
+        before, self._watched = self._watched, {}
+        compared: list[tuple[_Watched, Looked]] = []
         for now in seen:
-            known = self._watched.get(now.query)
+            known = before.get(now.query)
             if known is None or known.last.generation != now.generation:
-                self._watched[now.query] = _Watched(self._rules, now, at)
-                continue
-            needed, change = self._sized(known, now)
-            if change is not None and change != now.workers:
-                wanted.append(change)
-            if known.last.bins != now.bins:
+                known = _Watched(self._rules, now, known.load if known is not None else None)
+            elif known.last.bins != now.bins:
                 # What came for parts before there were any is not known.
-                known.last, known.at = now, at
-                continue
+                known.last = now
+            else:
+                compared.append((known, now))
+            self._watched[now.query] = known
+        needed, workers, size = self._sized(compared)
+        for known, now in compared:
             rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
             came = [max(0, one) for one in rows]
             verdict = known.balancer.look(now.bins, now.owners, came, now.bytes, now.workers)
-            known.last, known.at = now, at
+            known.last = now
             moves, splits, merges = dict(verdict["moves"]), dict(verdict["splits"]), verdict["merges"]
             entry = Look(
-                now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"], needed,
-                len(splits), len(merges),
+                now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"] + size, needed,
+                len(splits), len(merges), workers,
             )  # fmt: skip
             with self._lock:
                 self._looks.append(entry)
+            self._act(entry, moves, splits, merges)
+        if workers is not None and not self._rules.dry_run and not self._closing.is_set():
+            self._engine.resize(workers)
+
+    def _sized(self, compared: Sequence[tuple[_Watched, Looked]]) -> tuple[int | None, int | None, str]:
+        """Workers that are needed, the number to go to now, and what is said of that."""
+        new = [known.measure(now, self._sizer) for known, now in compared]
+        there = self._engine.workers
+        told = None
+        if there is not None and any(new):
+            told = self._sizer.look(there, [known.load for known in self._watched.values()])
+        if told is None:
+            return None, None, ""
+        load, needed, workers, looks = told
+        allowed = self._rules.workers
+        if allowed is None or workers == there:
+            return needed, None, ""
+        queries = "the query keeps" if len(self._watched) == 1 else f"{len(self._watched)} queries keep"
+        because = f"{queries} {load:.2f} busy, each may be for {_BUSY:.0%}, {allowed[0]} to {allowed[1]} are allowed"
+        if looks > 0:
+            return needed, None, f"; {looks} looks before {there} workers become {workers}: {because}"
+        become = "would become" if self._rules.dry_run else "become"
+        return needed, workers, f"; {there} workers {become} {workers}: {because}"
+
+    def _act(self, look: Look, moves: Mapping[Part, int], splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
+        if not self._rules.dry_run:
             if moves:
-                self._act(entry, moves)
+                self._engine.move(look.query, moves, self._closing.is_set)
             if splits or merges:
-                self._recut(entry, splits, merges)
-        if wanted and not self._rules.dry_run and not self._closing.is_set():
-            log.info("the offered load needs %d workers", max(wanted))
-            self._engine.resize(max(wanted))
+                self._engine.recut(look.query, splits, merges, self._closing.is_set)
+        if moves or splits or merges or look.workers is not None:
+            self._engine.tell(
+                look.query,
+                self._rules.dry_run,
+                bins=len(moves),
+                workers=look.workers,
+                skew=look.skew,
+                expected=look.expected,
+                splits=_named(splits),
+                merges=_named(merges),
+                reason=look.why,
+            )
 
-    def _sized(self, known: _Watched, now: Looked) -> tuple[int | None, int | None]:
-        if now.offered is None:
-            return None, None
-        rows, busy = now.rows - known.timed[0], now.busy_s - known.timed[1]
-        if busy <= 0.0:
-            return None, None
-        known.timed = now.rows, now.busy_s
-        needed, change = known.sizer.look(now.workers, now.offered, max(0, rows), busy)
-        return needed, change if self._rules.workers is not None else None
 
-    def _act(self, look: Look, moves: Mapping[Part, int]) -> None:
-        verb = "would move" if self._rules.dry_run else "moves"
-        log.info(
-            "query %s: load is %.2f times even on one worker; %s %d bins, to %.2f",
-            look.query, look.skew, verb, look.moves, look.expected,
-        )  # fmt: skip
-        if not self._rules.dry_run:
-            self._engine.move(look.query, moves, self._closing.is_set)
-
-    def _recut(self, look: Look, splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
-        verb = "would split" if self._rules.dry_run else "splits"
-        log.info(
-            "query %s: %s %s, each too hot for any worker or too large, and merges %s, no longer either: %s",
-            look.query, verb, list(splits) or "nothing", list(merges) or "nothing", look.why,
-        )  # fmt: skip
-        if not self._rules.dry_run:
-            self._engine.recut(look.query, splits, merges, self._closing.is_set)
+def _named(parts: Iterable[Part]) -> str | None:
+    """Bins and parts as one word: prefixes and their bits."""
+    return ",".join(f"{prefix}/{bits}" for prefix, bits in parts) or None
 
 
 class Balanced:
@@ -298,6 +336,12 @@ class Balanced:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
+        self.threads: int = engine.threads
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that there are; None while their number changes."""
+        return None if self._engine._executor.rescaling() is not None else int(self._engine.workers)
 
     def look_at(self, found: Any) -> Looked:
         """What is known of one query now; asks all members."""
@@ -305,8 +349,8 @@ class Balanced:
         assert recorder is not None and commits is not None
         told = recorder.loads(found.id)
         recorder.refresh()
-        rows = [row for row in recorder.latest() if row["query"] == found.name]
-        now = [row for row in rows if row["generation"] == told.generation]
+        latest = [row for row in recorder.latest() if row["query"] == found.name]
+        now = [row for row in latest if row["generation"] == told.generation]
         plan = found.parts() or Parts(0, {})
         counted = plan.rows(told.rows or [0] * (1 << plan.bits), told.parts)
         bins = sorted(plan.owner)
@@ -316,10 +360,10 @@ class Balanced:
             plan.bits,
             bins,
             [plan.owner[part] for part in bins],
-            max([row["worker"] + 1 for row in now], default=1),
+            max(1, found.workers),
             [counted[part] for part in bins],
             [told.bytes_of(part) for part in bins],
-            sum(row["rows"] for row in rows),
+            sum(row["rows"] for row in now),
             sum(row["busy_s"] for row in now),
             commits.facts(found.id).offered(),
         )
@@ -355,3 +399,11 @@ class Balanced:
     def resize(self, workers: int) -> None:
         """Ask for another number of workers, where there are slots."""
         self._engine.rescale(workers)
+
+    def tell(self, query: str, advised: bool, **facts: Any) -> None:
+        """Enter in the log what was done for a query, or what would be."""
+        self._engine._journal.balanced(self._engine._queries.find(query).id, advised, **facts)
+
+    def failed(self, error: PenstockError) -> None:
+        """Enter in the log why a look came to nothing."""
+        self._engine._journal.unbalanced(error)

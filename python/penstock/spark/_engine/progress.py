@@ -120,9 +120,11 @@ class StreamFacts:
         return self._of("sources", named)
 
     def offered(self) -> float | None:
-        """Rows per second that came to the query's sources before its last batch, processed or not."""
+        """Rows per second that came to the query's sources before its last batch, processed or not; 0 after its end."""
 
         def rate(execution: Any) -> float | None:
+            if not execution.isActive():
+                return 0.0
             last = execution.lastProgress()
             found = None if last is None else float(last.inputRowsPerSecond())
             return found if found is not None and 0 <= found < float("inf") else None

@@ -90,6 +90,41 @@ fn a_skew_of_four_to_one_is_evened_out_in_three_looks_and_stays_so() {
 }
 
 #[test]
+fn skew_is_the_most_loaded_worker_as_a_multiple_of_the_mean() {
+    // One worker gets four times what each other one does.
+    assert_eq!(skew(&[4, 1]), 1.6);
+    assert_eq!(skew(&[4, 1, 1, 1]), 16.0 / 7.0);
+    // And six fifths.
+    assert!((skew(&[6, 5]) - 1.09).abs() < 0.001);
+    assert!((skew(&[6, 5, 5, 5]) - 1.143).abs() < 0.001);
+}
+
+#[test]
+fn four_times_the_mean_is_evened_out_to_a_fifth_above_it_in_three_looks() {
+    let mut run = Run::new(dealt(8), 8);
+    let hot = dealt(8);
+    for look in 0..100 {
+        run.look(&|bin| if look >= 20 && hot[bin] == 0 { 700.0 } else { 100.0 });
+    }
+    assert!((run.skews[20] - 4.0).abs() < 0.01, "{}", run.skews[20]);
+    assert!(run.skews[22..].iter().all(|skew| *skew <= 1.22), "{:?}", &run.skews[20..30]);
+    assert!(run.moved.iter().all(|(look, ..)| *look == 22), "{:?}", run.moved);
+}
+
+#[test]
+fn two_workers_come_from_four_to_one_to_six_to_five_where_the_tolerance_says_so() {
+    let policy = Policy { tolerance: 1.09, ..Policy::default() };
+    let mut run = Run { balancer: Balancer::new(policy), ..Run::new(dealt(2), 2) };
+    let hot = dealt(2);
+    for _ in 0..100 {
+        run.look(&|bin| if hot[bin] == 0 { 400.0 } else { 100.0 });
+    }
+    assert_eq!(run.skews[0], 1.6);
+    assert!(run.skews[2..].iter().all(|skew| *skew <= 1.1), "{:?}", &run.skews[..10]);
+    assert!(run.moved.iter().all(|(look, ..)| *look == 2), "{:?}", run.moved);
+}
+
+#[test]
 fn a_ramp_is_followed_with_few_moves() {
     let mut run = Run::new(dealt(4), 4);
     for look in 0..400 {
@@ -145,61 +180,142 @@ fn joiners_get_their_part_of_the_load() {
     });
 }
 
-/// Workers that do so many rows in a busy second, and what they do of what comes; what is left over waits.
-fn sized(offered: &dyn Fn(usize) -> f64, looks: usize) -> (Vec<u32>, f64) {
+/// Sizes by look as the sizer has them, and the most worker-seconds that ever waited. A worker does 1,000 rows in a busy second; what is left over
+/// waits. The queries get `offered` rows each, and are in each other's way: of the time that all are busy each has its share.
+fn sized(queries: usize, offered: &dyn Fn(usize) -> f64, looks: usize) -> (Vec<u32>, f64) {
     let per_worker = 1_000.0;
-    let mut sizer = Sizer::new(SizerPolicy { least: 1, most: 8, busy: 0.8, patience: 2 });
+    let mut sizer = Sizer::new(SizerPolicy { least: 1, most: 8, threads: 1, busy: 0.8, patience: 2 });
     let (mut workers, mut waiting, mut worst) = (1_u32, 0.0_f64, 0.0_f64);
     let mut sizes = Vec::new();
     for look in 0..looks {
         let comes = offered(look);
-        let can = per_worker * f64::from(workers);
+        let can = per_worker * f64::from(workers) / queries as f64;
         let done = (waiting + comes).min(can);
         waiting = waiting + comes - done;
         worst = worst.max(waiting / per_worker);
-        let busy = Duration::from_secs_f64(done / per_worker);
-        if let Some(size) = sizer.look(Demand { workers, offered: comes, rows: done as u64, busy }) {
-            workers = size;
+        // Busy for as long as it has the CPU, and for as long as others that are busy meanwhile have it.
+        let alone = done / per_worker;
+        let busy = Duration::from_secs_f64(alone / (1.0 - (queries - 1) as f64 * alone / f64::from(workers)));
+        let load = sizer.load(Demand { offered: comes, rows: done as u64, busy });
+        if let Some(size) = sizer.look(workers, &vec![load; queries]).filter(|size| size.looks == 0) {
+            workers = size.workers;
         }
         sizes.push(workers);
     }
     (sizes, worst)
 }
 
+fn changes(sizes: &[u32]) -> usize {
+    sizes.windows(2).filter(|pair| pair[0] != pair[1]).count()
+}
+
 #[test]
 fn the_number_of_workers_follows_a_step_at_once_and_stands_still_before_and_after() {
-    let (sizes, _) = sized(&|look| if look < 50 { 700.0 } else { 3_100.0 }, 100);
+    let (sizes, _) = sized(1, &|look| if look < 50 { 700.0 } else { 3_100.0 }, 100);
     assert!(sizes[..50].iter().all(|size| *size == 1), "{sizes:?}");
     assert!(sizes[52..].iter().all(|size| *size == 4), "one jump, in two looks: {sizes:?}");
 }
 
 #[test]
+fn the_number_of_workers_climbs_a_ramp_step_by_step_and_comes_down_again() {
+    let ramp = |look: usize| 100.0 + 30.0 * if look < 200 { look } else { 400 - look } as f64;
+    let (sizes, worst) = sized(1, &ramp, 400);
+    let (up, down) = sizes.split_at(206);
+    assert!(up.is_sorted() && down.is_sorted_by(|one, next| one >= next), "{sizes:?}");
+    assert_eq!((sizes[0], *up.last().unwrap(), *down.last().unwrap()), (1, 8, 1));
+    assert!(changes(&sizes) <= 14, "each number once on either side: {sizes:?}");
+    assert!(worst < 0.5, "{worst} worker-seconds waited");
+}
+
+#[test]
 fn day_and_night_change_it_rarely_and_nothing_piles_up() {
-    let (sizes, worst) = sized(&|look| 2_500.0 + 2_000.0 * (look as f64 / 100.0).sin(), 1_300);
-    let changes = sizes.windows(2).filter(|pair| pair[0] != pair[1]).count();
-    assert!((8..=30).contains(&changes), "{changes} changes over two days");
+    let (sizes, worst) = sized(1, &|look| 2_500.0 + 2_000.0 * (look as f64 / 100.0).sin(), 1_300);
+    let changes = changes(&sizes);
+    assert!((8..=26).contains(&changes), "{changes} changes over two days");
     assert!(worst < 8.0, "{worst} worker-seconds waited");
     assert!(sizes.iter().all(|size| (1..=8).contains(size)));
 }
 
 #[test]
 fn noise_around_a_boundary_does_not_make_it_swing() {
-    let mut dice = Dice(3);
-    let noise: Vec<f64> = (0..1_000).map(|_| 1_600.0 + 60.0 * (dice.roll() - 0.5)).collect();
-    let (sizes, _) = sized(&|look| noise[look], 1_000);
-    let changes = sizes.windows(2).filter(|pair| pair[0] != pair[1]).count();
-    assert!(changes <= 40, "{changes} changes");
+    for noise in [60.0, 160.0] {
+        let mut dice = Dice(3);
+        let offered: Vec<f64> = (0..1_000).map(|_| 1_600.0 + noise * (dice.roll() - 0.5)).collect();
+        let (sizes, _) = sized(1, &|look| offered[look], 1_000);
+        assert!(changes(&sizes) <= 2, "{} changes for noise of {noise}", changes(&sizes));
+        assert_eq!(sizes.last(), Some(&3), "what it needs at worst");
+    }
+}
+
+#[test]
+fn queries_that_are_in_each_others_way_get_enough_workers_and_leave_them_be() {
+    for queries in 2..5 {
+        for offered in (100..1_600).step_by(50).map(f64::from) {
+            let (sizes, _) = sized(queries, &|_| offered, 300);
+            let enough = (offered * queries as f64 / 800.0).ceil().min(8.0) as u32;
+            assert!(changes(&sizes) <= 4, "{queries} queries of {offered}: {sizes:?}");
+            assert!(sizes[100..].iter().all(|size| *size == sizes[299]), "{queries} queries of {offered}: {sizes:?}");
+            let above = sizes[299] - enough;
+            assert!(above <= 1, "{queries} queries of {offered}: {} of {enough}", sizes[299]);
+        }
+    }
+}
+
+fn policy() -> SizerPolicy {
+    SizerPolicy { least: 1, most: 8, threads: 1, busy: 0.8, patience: 1 }
+}
+
+#[test]
+fn workers_of_several_threads_are_counted_as_workers() {
+    let mut sizer = Sizer::new(SizerPolicy { threads: 2, ..policy() });
+    // A thread does 1,000 rows in a busy second: 2,400 rows are work for three threads, so for two workers.
+    let demand = Demand { offered: 2_400.0, rows: 2_000, busy: Duration::from_secs(2) };
+    assert_eq!(sizer.load(demand), Some(1.2));
+    let loads = [sizer.load(demand)];
+    let size = sizer.look(1, &loads).unwrap();
+    assert_eq!((size.needed, size.workers, size.looks), (2, 2, 0));
+    let fewer = (0..3).filter_map(|_| sizer.look(4, &loads)).last().unwrap();
+    assert_eq!((fewer.workers, fewer.looks), (2, 0), "four workers for what two do are too many");
+}
+
+#[test]
+fn what_all_queries_need_counts_and_not_what_one_does() {
+    let mut sizer = Sizer::new(policy());
+    // Two queries with two workers: each has what it seems to need, and of that waits four ninths of the time for the other one. Together they do the
+    // work of 1.78.
+    let size = sizer.look(2, &[Some(1.6), Some(1.6)]).unwrap();
+    assert_eq!((size.needed, size.workers, size.looks), (3, 3, 0));
+    assert!((size.load - 2.0 * 1.6 / 1.8).abs() < 1e-9);
+    // Where they have CPUs of their own, what the larger one needs is enough, and not less.
+    let apart = sizer.look(4, &[Some(3.0), Some(0.3), Some(0.3)]).unwrap();
+    assert_eq!((apart.load, apart.workers), (3.0, 4));
+    // One has four times too many workers, the other one just enough.
+    let sizes = (0..20).filter_map(|_| sizer.look(4, &[Some(0.4), Some(2.8)]));
+    assert!(sizes.map(|size| size.workers).all(|size| size == 4));
+    // Ten small ones fit on one worker.
+    let last = (0..3).filter_map(|_| sizer.look(4, &[Some(0.04); 10])).last().unwrap();
+    assert_eq!((last.needed, last.workers, last.looks), (1, 1, 0));
+}
+
+#[test]
+fn a_query_that_is_not_measured_may_need_all_that_there_is() {
+    let mut sizer = Sizer::new(policy());
+    assert!((0..20).filter_map(|_| sizer.look(4, &[Some(0.1), None])).all(|size| size.workers == 4));
+    assert_eq!(sizer.look(4, &[Some(4.0), None]).map(|size| (size.workers, size.looks)), Some((5, 0)));
+    assert_eq!(sizer.look(4, &[None, None]), None);
+    assert_eq!(sizer.look(4, &[]), None);
 }
 
 #[test]
 fn nothing_measured_asks_for_nothing() {
-    let mut sizer = Sizer::new(SizerPolicy { least: 2, most: 4, busy: 0.8, patience: 1 });
-    let none = Demand { workers: 2, offered: 5_000.0, rows: 0, busy: Duration::ZERO };
-    assert_eq!(sizer.look(none), None);
-    let odd = Demand { workers: 2, offered: f64::NAN, rows: 10, busy: Duration::from_secs(1) };
-    assert_eq!(sizer.look(odd), None);
-    let idle = Demand { workers: 2, offered: 0.0, rows: 10, busy: Duration::from_secs(1) };
-    assert_eq!((0..9).filter_map(|_| sizer.look(idle)).next(), None, "least is the least");
-    let flood = Demand { workers: 2, offered: 1e12, rows: 10, busy: Duration::from_secs(1) };
-    assert_eq!(sizer.look(flood), Some(4), "and most the most");
+    let mut sizer = Sizer::new(SizerPolicy { least: 2, most: 4, ..policy() });
+    let none = Demand { offered: 5_000.0, rows: 0, busy: Duration::ZERO };
+    assert_eq!(sizer.load(none), None);
+    let odd = Demand { offered: f64::NAN, rows: 10, busy: Duration::from_secs(1) };
+    assert_eq!(sizer.load(odd), None);
+    let idle = sizer.load(Demand { offered: 0.0, rows: 0, busy: Duration::ZERO });
+    assert_eq!(idle, Some(0.0), "what does not come needs nothing, whatever was measured");
+    assert!((0..9).filter_map(|_| sizer.look(2, &[idle])).all(|size| size.workers == 2), "least is the least");
+    let flood = sizer.load(Demand { offered: 1e12, rows: 10, busy: Duration::from_secs(1) });
+    assert_eq!(sizer.look(2, &[flood]).map(|size| size.workers), Some(4), "and most the most");
 }
