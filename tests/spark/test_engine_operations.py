@@ -47,6 +47,23 @@ def of(samples: Samples, name: str, **labels: str) -> list[float]:
     return [value for (one, own), value in samples.items() if one == name and labels.items() <= dict(own).items()]
 
 
+def values(samples: Samples, name: str, label: str) -> set[str]:
+    """What a label of a metric is."""
+    return {dict(own)[label] for one, own in samples if one == name}
+
+
+#: Metrics of workers and of their processes, and what tells the one from the other.
+PER_WORKER = {
+    "worker": ("penstock_state_bytes", "penstock_keys", "penstock_bins", "penstock_worker_rows_total"),
+    "resident": (
+        "penstock_member_memory_bytes",
+        "penstock_staged_bytes",
+        "penstock_staged_disk_bytes",
+        "penstock_member_refused_connections_total",
+    ),
+}
+
+
 def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
     cluster: Any, runs: Runs, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,6 +116,16 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
         assert of(found, "penstock_manifests_total") == [4.0] and of(found, "penstock_claims_total") == [1.0]
         assert of(found, "penstock_generations_total")[0] >= 2
         assert all(value > 0 for value in of(found, "penstock_member_memory_bytes"))
+        engine.rescale(1).wait(60)
+        wait_for(
+            lambda: of(read(str(address)), "penstock_bins", query=name) == [16.0], what="the figures of one worker"
+        )
+        found = read(address)
+        for label, metrics in PER_WORKER.items():
+            for metric in metrics:
+                assert values(found, metric, label) == {"0"}, metric
+        assert of(found, "penstock_keys") == [7.0] and of(found, "penstock_worker_rows_total")[0] > 0
+        assert engine.stats().column("pid").to_pylist() == [member.pid for member in engine.members()]
         query.stop()
         engine.drop(query)
         assert not [one for one in read(address) if dict(one[1]).get("query") == name], "series end with their query"

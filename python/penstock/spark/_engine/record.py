@@ -80,7 +80,8 @@ class Recorder:
         self._changes: deque[Change] = deque(maxlen=_MIGRATIONS)
         #: query -> bytes of state that its bins took between processes, not yet told of.
         self._moved: dict[str, int] = {}
-        #: (query, worker) -> the latest figures.
+        #: (query, worker) -> the latest figures, of workers that are gone too: one of that number may come again, and
+        #: counts on.
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
         #: (query, worker) -> generation, and rows and late rows of the generations before it.
         self._earlier: dict[tuple[str, int], tuple[int, int, int]] = {}
@@ -192,9 +193,13 @@ class Recorder:
             return self._moved.pop(query, 0)
 
     def latest(self) -> list[dict[str, Any]]:
-        """The latest figures of every worker of every query."""
+        """The latest figures of every worker of every query: those of its newest generation that any has told of."""
         with self._lock:
-            return [dict(entry) for _, entry in sorted(self._latest.items())]
+            entries = [entry for _, entry in sorted(self._latest.items())]
+            newest: dict[str, int] = {}
+            for entry in entries:
+                newest[entry["query"]] = max(entry["generation"], newest.get(entry["query"], 0))
+            return [dict(entry) for entry in entries if entry["generation"] == newest[entry["query"]]]
 
     def samples(self) -> list[Sample]:
         """The latest figures for a scrape: nobody is asked for them."""
@@ -204,7 +209,10 @@ class Recorder:
             own = {"query": row["query"], "worker": str(row["worker"])}
             found += [Sample(f"penstock_{name}", own, row[name]) for name in ("state_bytes", "keys", "bins")]
             found.append(Sample("penstock_worker_rows_total", own, row["rows"]))
-        newest = {row["resident"]: row for row in sorted(rows, key=lambda row: int(row["member"]))}
+        there = {member.id for member in self._hub.connected()}
+        # A query that has had no batch since then still has rows of members that are gone.
+        present = [row for row in rows if row["member"] in there]
+        newest = {row["resident"]: row for row in sorted(present, key=lambda row: int(row["member"]))}
         for resident, row in sorted(newest.items()):
             own = {"resident": str(resident)}
             for name, key in _OF_PROCESSES:
