@@ -1,7 +1,7 @@
 //! Rank with ties: of each group the rows whose rank by a column is at most n, where rank = 1 + number of strictly better rows.
 //!
 //! A group is a window, a set of column values or everything. Groups that carry a window's end fire when the watermark reaches it, others
-//! at the end of input. Nulls rank last; floats rank in their total order.
+//! at the end of input. Those of sessions come when it has passed their end, and fire with it. Nulls rank last; floats rank in their total order.
 //!
 //! A bin keeps only candidates: rows that can still be in the top n, as arrow-row bytes. A block is cut to its own candidates before it is
 //! exchanged, so a window of many keys costs the network n rows per worker; raw rows before windows are assigned to them, but for those that may be late. Ties at rank n are all kept; they bound memory.
@@ -711,9 +711,11 @@ impl KeyedOp for TopOp {
             self.watermark = self.watermark.max(fired);
         }
         let (mut late, mut rows) = (Vec::new(), Vec::with_capacity(ends.len()));
+        // Rows of windows that closed before this step are all there are of these, also if they ended at the watermark before: sessions do.
+        let open = |end: i64| end > self.watermark || end == i64::MAX || self.top.assign.is_none();
         for (row, end) in (0u32..).zip(&ends) {
             match end {
-                Some(end) if *end > self.watermark || *end == i64::MAX => rows.push(row),
+                Some(end) if open(*end) => rows.push(row),
                 _ => late.push(row),
             }
         }

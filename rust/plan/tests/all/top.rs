@@ -282,3 +282,28 @@ fn a_top_over_a_final_aggregate_sees_final_values() {
     let row = |auction: i64| vec![Cell::Int(auction.into()), Cell::Int(5)];
     assert_eq!(cluster.take().0, [row(1), row(2), row(3)]);
 }
+
+/// A session that ends where the watermark is goes on: it comes to the top of its window when the watermark has passed that end, and is not late there.
+#[test]
+fn a_top_over_sessions_has_those_that_ended_at_a_watermark() {
+    let count = AggSpec { name: "num".into(), function: "count".into(), column: None, ..AggSpec::default() };
+    let session =
+        StepSpec::Window { kind: WindowKind::Session, size_us: 5_000, every_us: None, offset_us: None, zone: None };
+    let mut cluster = Cluster::new(
+        plan(vec![
+            StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },
+            session,
+            StepSpec::Agg { emit: None, aggs: vec![count], operator: None },
+            StepSpec::Top { n: 1, by: "num".into(), descending: true, per: Per::Window, operator: None },
+        ]),
+        3,
+        2,
+    );
+    let bid = |auction, time| Bid { time: Some(time), auction, price: None };
+    cluster.feed(0, batch(&[bid(1, 10), bid(2, 10), bid(2, 10)])).unwrap();
+    cluster.close(15_000).unwrap();
+    assert_eq!(cluster.take(), Default::default());
+    cluster.close(16_000).unwrap();
+    assert_eq!(cluster.take(), (vec![[10, 15, 2, 2].map(Cell::Int).to_vec()], vec![]));
+    assert_eq!(cluster.keys(), 0);
+}
