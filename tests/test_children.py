@@ -176,6 +176,25 @@ def test_a_soft_limit_on_open_files_is_raised_as_far_as_workers_need() -> None:
     assert out == "[0, 1, 2, 3, 4, 5]\nTrue True\n"
 
 
+def test_results_that_are_kept_hold_no_file_open_and_let_go_of_their_memory() -> None:
+    out = script("""
+        import gc, numpy as np
+        def mapped():
+            return sum("memfd:penstock-ordered" in line for line in open("/proc/self/maps"))
+        results = pk.ordered_map(np.ones, [10_000 + n for n in range(100)], workers=1, mode="processes", chunk=1)
+        kept = [next(results)]
+        there = len(os.listdir("/dev/fd"))
+        kept += results
+        print(len(os.listdir("/dev/fd")) <= there, len(kept), mapped())
+        kept[7][0] = 5  # it is the caller's own
+        print(sum(map(len, kept)), sum(array.sum() for array in kept))
+        del results, kept
+        gc.collect()
+        print(mapped())
+        """)
+    assert out == "True 100 100\n1004950 1004954.0\n0\n"
+
+
 @pytest.mark.skipif(
     0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="so many files may not be open here"
 )

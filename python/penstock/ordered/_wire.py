@@ -2,13 +2,15 @@
 
 A message is a pickle (protocol 5) over a stream socket. What is large leaves the pickle and goes through shared memory:
 record batches as an Arrow stream, and every other buffer that knows how to (numpy arrays). The memory is an anonymous
-file whose descriptor travels with the message; the receiver maps it privately and reads in place, without a copy.
+file whose descriptor travels with the message; the receiver maps it privately and reads in place, without a copy. What
+was received holds memory, and no descriptor: results that are kept may be many more than files that may be open.
 
 Trust: both ends of the socket belong to one user, who started the other one and whose functions run there.
 """
 
 from __future__ import annotations
 
+import ctypes
 import io
 import mmap
 import os
@@ -16,6 +18,7 @@ import pickle
 import socket
 import struct
 import sys
+import weakref
 from typing import Any
 
 __all__ = ["Ended", "dumps", "loads", "receive", "send"]
@@ -29,6 +32,11 @@ LARGE = 32 << 10
 BODY = 256 << 10
 
 _memfd = getattr(os, "memfd_create", None)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Ended(ConnectionError):
@@ -121,6 +129,19 @@ def send(sock: socket.socket, body: bytes, buffers: list[Any]) -> None:
         os.close(handle)
 
 
+def _mapped(handle: int, size: int) -> memoryview:
+    """The memory behind a descriptor until the last view of it is gone. `mmap.mmap` would hold a descriptor as long."""
+    # Private, so that an array made of it can be written to, as one that was pickled.
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, handle, 0)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    memory = (ctypes.c_char * size).from_address(address)
+    # Not at the end of the interpreter, when others may read it yet.
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    return memoryview(memory).cast("B")
+
+
 def _exactly(sock: socket.socket, count: int) -> bytearray:
     data = bytearray(count)
     view = memoryview(data)
@@ -157,9 +178,8 @@ def receive(sock: socket.socket) -> tuple[Any, list[Any]]:
         if not count:
             return _exactly(sock, length), []
         places = list(_PLACE.iter_unpack(_exactly(sock, count * _PLACE.size)))
-        # Private, so that an array made of it can be written to, as one that was pickled.
-        memory = mmap.mmap(handle, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        parts = [memoryview(memory)[offset : offset + bytes_] for offset, bytes_ in places]
+        memory = _mapped(handle, size)
+        parts = [memory[offset : offset + bytes_] for offset, bytes_ in places]
         body = _exactly(sock, length) if length else parts.pop()
         return body, list(parts)
     except ConnectionError as error:
