@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -506,6 +507,27 @@ def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path, step:
             (tmp_path / "go").touch()
             caller.join()
         assert list(results) == [1, 2, 3, 4, 5]
+
+
+def test_items_of_one_key_get_a_process_before_later_ones_of_others(tmp_path: Path) -> None:
+    def held(state: None, x: int) -> tuple[None, list[int]]:
+        while x >= 3 and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return state, [x]
+
+    # The queue lets go of the first key between two of its items, which are behind those of all others then.
+    steps = [ordered.partitioned(held, key=lambda x: max(x, 2))]
+    with ordered.Pipeline(steps).run(range(12), mode="processes", workers=2, chunk=1) as results:
+        first: list[int] = []
+        caller = threading.Thread(target=lambda: first.extend(itertools.islice(results, 3)), daemon=True)
+        caller.start()
+        caller.join(60)
+        try:
+            assert first == [0, 1, 2]
+        finally:
+            (tmp_path / "go").touch()
+            caller.join()
+        assert list(results) == list(range(3, 12))
 
 
 def test_turns_go_by_number_whoever_asks_first() -> None:

@@ -31,6 +31,8 @@ __all__ = ["MOST_WORKERS", "Parallel"]
 
 #: The most threads of a native run, and so the most workers.
 MOST_WORKERS = 1024
+#: Chunks under way for each worker, at most.
+_CHUNKS = 4
 #: Seconds that threads have to end once they were interrupted.
 _PATIENCE = 1.0
 
@@ -74,11 +76,15 @@ class Parallel:
         #: How many call operators.
         self.threads = options.workers + (1 if pool is None and options.workers == 1 else 0)
         if pool is not None:
-            self.threads += min(max(1, options.workers // 2), MOST_WORKERS - options.workers)
+            # Where parts wait for their turn there is one left to bring the part that is missing, unless chunks under
+            # way have many parts.
+            keyed = any(isinstance(operator, Keyed) and operator.forgets for operator in operators)
+            more = (_CHUNKS - 1) * options.workers if keyed else max(1, options.workers // 2)
+            self.threads += min(more, MOST_WORKERS - options.workers)
         self._run = _native.OrderedRun(
             [self._spec(place, operator) for place, operator in enumerate(operators)],
             workers=self.threads,
-            in_flight=4 * options.workers,
+            in_flight=_CHUNKS * options.workers,
             scheduler=options.scheduler,
             queue=options.queue,
         )

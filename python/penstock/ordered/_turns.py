@@ -7,8 +7,8 @@ until all parts of earlier ones have asked there, or do not need a process. Who 
 them, before any of them can ask; one that was not announced is one part.
 
 Not waited for are parts behind another one of their partition that has a process or waits for one: they come with that
-one. Nor is anybody waited for when all callers are here: then nobody is left who could come. (That is so where a queue
-lets go of a partition between two of its parts, or takes partitions as it finds them.)
+one. Nor is anybody waited for when all callers are here: then nobody is left who could come. (That happens where a
+queue takes partitions as it finds them, or lets go of one between two of its parts while chunks have many.)
 
 Invariants: of those who may go the one with the earliest chunk goes first; at an operator numbers go without gaps, so
 each part of them has to ask or to be passed; nobody waits once it is closed.
