@@ -34,7 +34,7 @@ from penstock.errors import EngineError, SlotsError
 from penstock.spark._session.collect import to_table
 from penstock.workloads import nexmark
 
-pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(600)]
 
 COLUMNS = ("auction", "bidder", "price", "channel", "date_time")
 SCHEMA = "auction bigint, bidder bigint, price bigint, channel string, date_time bigint"
@@ -297,7 +297,7 @@ class Schedule:
             writer = writer.option("checkpointLocation", str(self.folder / "check"))
             query = writer.trigger(availableNow=True).start()
             try:
-                query.awaitTermination(120)
+                query.awaitTermination(300)
                 assert not query.isActive, "it came to an end"
                 return True
             except Exception:
