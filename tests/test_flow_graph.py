@@ -106,6 +106,16 @@ def test_flows_of_several_sources_show_pickle_and_compare() -> None:
     assert plan_of(shared)[0] == ["left"], "it is still one source"
     text = flow.explain()
     assert "source left: k Int64" in text and "step 0 (join): pairs with k = k" in text
+    drawing = [line.strip(" ;") for line in flow.explain(format="dot").splitlines()]
+    assert [line.partition(" [")[0] for line in drawing if " -> " in line] == [
+        "source0 -> stage0",
+        "source1 -> stage0",
+        "stage0 -> stage1",
+        "stage1 -> output",
+    ]
+    assert drawing[0] == "digraph flow {" and drawing[-1] == "}"
+    with pytest.raises(ConfigError, match="format='svg' is none of text, dot"):
+        flow.explain("svg")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -248,6 +258,7 @@ def test_what_is_shared_is_shown_once() -> None:
     assert text.count("name='left'") == 1 and "(union #30, as above)" in text, text
     assert flow._repr_html_().count("union #1, as above") == 1
     assert len(flow.explain().splitlines()) < 200
+    assert flow.explain("dot").count(" -> ") < 200
 
 
 def test_unions_keep_event_time_where_all_have_it() -> None:

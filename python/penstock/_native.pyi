@@ -38,6 +38,7 @@ class _PlanFacts(TypedDict):
     late_schema: Schema
     operators: list[dict[str, Any]]
     explain: str
+    dot: str
 
 class _StepReport(TypedDict):
     step: int
@@ -150,7 +151,7 @@ def plan_check(plan: str) -> _PlanFacts:
         kinds of late rows, by name, with their columns), ``late_schema`` (the columns of all of them: those of the
         only kind, or a struct for each of several), ``operators`` (the steps that keep state, as
         manifests name them: ``name``, ``kind``, ``types``, ``version``, ``columns``; with a function also the number of
-        its ``call``) and ``explain`` (text for people).
+        its ``call``), ``explain`` (text for people) and ``dot`` (the same as a drawing, for Graphviz).
 
     Raises
     ------

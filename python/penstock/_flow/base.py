@@ -17,7 +17,7 @@ from penstock._flow.graph import Meeting, Source, Written, shared, sources_of
 from penstock._flow.text import KEYED_OPS, encode, missing, operator_names, require_name, step_text, to_text
 from penstock._schema import to_ddl
 from penstock._windows import Window
-from penstock.errors import PlanError
+from penstock.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -146,26 +146,42 @@ class FlowBase:
         """Whether results depend on the order of the input within a key."""
         return bool(self._check()["needs_order"])
 
-    def explain(self) -> str:
-        """Describe the plan: steps, exchanges and schemas, one line each.
+    def explain(self, format: str = "text") -> str:
+        """Describe the plan: steps, exchanges, state and schemas.
+
+        Parameters
+        ----------
+        format : {"text", "dot"}, default "text"
+            One line for each, or a drawing in the language of Graphviz: sources, steps, operators with what they keep,
+            and the ways of rows, bold where they are exchanged between workers. ``dot -Tsvg`` draws it, as does
+            ``graphviz.Source(...)`` in a notebook.
 
         Returns
         -------
         str
-            Text for people; its form may change between releases.
+            For people; its form may change between releases.
 
         Raises
         ------
         PlanError
             When the flow is not complete.
+        ConfigError
+            For another format.
 
         Examples
         --------
         >>> import penstock as pk
-        >>> "word" in pk.Flow("word string").key_by("word").agg(n=pk.count()).explain()
+        >>> flow = pk.Flow("word string").key_by("word").agg(n=pk.count())
+        >>> "word" in flow.explain()
+        True
+        >>> "source0 -> stage0" in flow.explain("dot")
         True
         """
-        return str(self._check()["explain"])
+        facts = self._check()
+        forms = {"text": str(facts["explain"]), "dot": str(facts["dot"])}
+        if format not in forms:
+            raise ConfigError(f"format={format!r} is none of {', '.join(forms)}")
+        return forms[format]
 
     def to_plan(self, streaming: bool = False) -> tuple[str, list[dict[str, Any]]]:
         """Return the plan that hosts run.

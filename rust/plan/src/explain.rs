@@ -64,7 +64,7 @@ fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
 }
 
 /// Steps without state; those of a body are set in.
-fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(String)) {
+pub(crate) fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(String)) {
     let margin = "  ".repeat(depth);
     for step in steps {
         match step {
@@ -126,6 +126,112 @@ fn joined(join: &Join) -> String {
     }
 }
 
+/// What an operator with state does, and what it keeps.
+pub(crate) fn operator(plan: &Plan, keyed: &KeyedSpec) -> (String, &'static str) {
+    match &keyed.kind {
+        KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } if aggs.is_empty() => {
+            (format!("{} on {}: each once", windows(w), event_time.name), "keys per pane")
+        }
+        KeyedKind::Session { gap_us, event_time, aggregates: aggs } => (
+            format!("sessions with gaps of {} on {}: {}", time(*gap_us), event_time.name, aggregates(keyed, aggs)),
+            "accumulators per key and open session",
+        ),
+        KeyedKind::Running { emit: Emit::New, .. } => ("each when it first comes".into(), "keys, for ever"),
+        KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } => (
+            format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),
+            "accumulators per key and pane",
+        ),
+        KeyedKind::Running { emit, aggregates: aggs } => (
+            format!(
+                "running, {}: {}",
+                match emit {
+                    Emit::Update => "changed keys at the end of each epoch",
+                    Emit::Final if is_default(plan, keyed) =>
+                        "all keys at the end, on a stream changed keys each epoch",
+                    Emit::Final => "all keys at the end",
+                    Emit::New => "new keys",
+                },
+                aggregates(keyed, aggs)
+            ),
+            "accumulators per key",
+        ),
+        KeyedKind::StatefulMap { call, ends: false } => {
+            (format!("call {call} ({})", keyed.name), "the function's, in input order")
+        }
+        KeyedKind::StatefulMap { call, ends: true } => (
+            format!("call {call} ({}), and at the end of each epoch", keyed.name),
+            "the function's, in input order, with timers",
+        ),
+        KeyedKind::Aggregate { call, windows: of } => {
+            let of = of.as_ref().map(|(of, column)| match of {
+                Cut::Windows(of) => format!(", {} on {}", windows(of), column.name),
+                Cut::Sessions(gap_us) => format!(", sessions with gaps of {} on {}", time(*gap_us), column.name),
+            });
+            (
+                format!("call {call} ({}) per block{}", keyed.name, of.unwrap_or_default()),
+                "the function's per key and window",
+            )
+        }
+        KeyedKind::GroupState { call, late_by } => {
+            let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));
+            (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
+        }
+        KeyedKind::Join(join) => {
+            let [left, right] = &join.sides;
+            let pairs = left.on.iter().zip(&right.on).map(|(one, other)| {
+                format!("{} = {}", left.routed.field(*one).name(), right.routed.field(*other).name())
+            });
+            let mut words = format!("{} {}", joined(join), pairs.collect::<Vec<_>>().join(" and "));
+            if join.once {
+                words += ", at most one left row for a right row";
+            }
+            let times = [left, right].map(|side| side.time.as_ref().map_or("", |time| &time.name));
+            let state = match (join.within, &join.windows) {
+                (Some(_), Some(of)) => {
+                    words += &format!(", {}", windows(of));
+                    "the rows of both sides until their window closes"
+                }
+                (Some((lower, upper)), None) => match &join.until {
+                    Some(until) => {
+                        words += &format!(", {} from {} to before {}", times[1], times[0], until.name);
+                        "left rows until then, right rows until the watermark has passed them"
+                    }
+                    None => {
+                        words += &format!(", {} - {} from {} to {}", times[1], times[0], time(lower), time(upper));
+                        "the rows of both sides until the watermark says that they meet none any more"
+                    }
+                },
+                (None, _) if join.how.is_filter() => "left rows that have met none and one right row per key, for ever",
+                (None, _) if join.once => "left rows, and right rows that have met none, for ever",
+                (None, _) => "the rows of both sides, for ever",
+            };
+            (words, state)
+        }
+        KeyedKind::Top(top) => {
+            let order = if top.descending { "greatest" } else { "least" };
+            let by = keyed.routed.field(top.by).name();
+            let per = match top.group.is_empty() {
+                true => String::new(),
+                false => format!(" per {}", names(&keyed.routed, &top.group)),
+            };
+            let assign = top.assign.as_ref().map_or(String::new(), |(w, _)| format!("{}: ", windows(w)));
+            (format!("{assign}{order} {} by {by}{per}, with ties", top.n), "candidate rows per group")
+        }
+    }
+}
+
+/// By what rows go to the workers of an operator's inlet.
+pub(crate) fn exchange(keyed: &KeyedSpec, side: usize) -> String {
+    let (routed, keys) = match &keyed.kind {
+        KeyedKind::Join(join) => (&join.sides[side].routed, &join.sides[side].on),
+        _ => (&keyed.routed, &keyed.keys),
+    };
+    match keys.is_empty() {
+        true => "all rows to one bin".into(),
+        false => format!("by hash of {}", names(routed, keys)),
+    }
+}
+
 pub(crate) fn explain(plan: &Plan) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -156,102 +262,8 @@ pub(crate) fn explain(plan: &Plan) -> String {
             chain(&inlet.pre, 0, &mut line);
         }
         let Some(keyed) = &stage.keyed else { continue };
-        line(match keyed.keys.is_empty() {
-            true => "exchange: all rows to one bin".into(),
-            false => format!("exchange: by hash of {}", names(&keyed.routed, &keyed.keys)),
-        });
-        let (what, state) = match &keyed.kind {
-            KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } if aggs.is_empty() => {
-                (format!("{} on {}: each once", windows(w), event_time.name), "keys per pane")
-            }
-            KeyedKind::Session { gap_us, event_time, aggregates: aggs } => (
-                format!("sessions with gaps of {} on {}: {}", time(*gap_us), event_time.name, aggregates(keyed, aggs)),
-                "accumulators per key and open session",
-            ),
-            KeyedKind::Running { emit: Emit::New, .. } => ("each when it first comes".into(), "keys, for ever"),
-            KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } => (
-                format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),
-                "accumulators per key and pane",
-            ),
-            KeyedKind::Running { emit, aggregates: aggs } => (
-                format!(
-                    "running, {}: {}",
-                    match emit {
-                        Emit::Update => "changed keys at the end of each epoch",
-                        Emit::Final if is_default(plan, keyed) =>
-                            "all keys at the end, on a stream changed keys each epoch",
-                        Emit::Final => "all keys at the end",
-                        Emit::New => "new keys",
-                    },
-                    aggregates(keyed, aggs)
-                ),
-                "accumulators per key",
-            ),
-            KeyedKind::StatefulMap { call, ends: false } => {
-                (format!("call {call} ({})", keyed.name), "the function's, in input order")
-            }
-            KeyedKind::StatefulMap { call, ends: true } => (
-                format!("call {call} ({}), and at the end of each epoch", keyed.name),
-                "the function's, in input order, with timers",
-            ),
-            KeyedKind::Aggregate { call, windows: of } => {
-                let of = of.as_ref().map(|(of, column)| match of {
-                    Cut::Windows(of) => format!(", {} on {}", windows(of), column.name),
-                    Cut::Sessions(gap_us) => format!(", sessions with gaps of {} on {}", time(*gap_us), column.name),
-                });
-                (
-                    format!("call {call} ({}) per block{}", keyed.name, of.unwrap_or_default()),
-                    "the function's per key and window",
-                )
-            }
-            KeyedKind::GroupState { call, late_by } => {
-                let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));
-                (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
-            }
-            KeyedKind::Join(join) => {
-                let [left, right] = &join.sides;
-                let pairs = left.on.iter().zip(&right.on).map(|(one, other)| {
-                    format!("{} = {}", left.routed.field(*one).name(), right.routed.field(*other).name())
-                });
-                let mut words = format!("{} {}", joined(join), pairs.collect::<Vec<_>>().join(" and "));
-                if join.once {
-                    words += ", at most one left row for a right row";
-                }
-                let times = [left, right].map(|side| side.time.as_ref().map_or("", |time| &time.name));
-                let state = match (join.within, &join.windows) {
-                    (Some(_), Some(of)) => {
-                        words += &format!(", {}", windows(of));
-                        "the rows of both sides until their window closes"
-                    }
-                    (Some((lower, upper)), None) => match &join.until {
-                        Some(until) => {
-                            words += &format!(", {} from {} to before {}", times[1], times[0], until.name);
-                            "left rows until then, right rows until the watermark has passed them"
-                        }
-                        None => {
-                            words += &format!(", {} - {} from {} to {}", times[1], times[0], time(lower), time(upper));
-                            "the rows of both sides until the watermark says that they meet none any more"
-                        }
-                    },
-                    (None, _) if join.how.is_filter() => {
-                        "left rows that have met none and one right row per key, for ever"
-                    }
-                    (None, _) if join.once => "left rows, and right rows that have met none, for ever",
-                    (None, _) => "the rows of both sides, for ever",
-                };
-                (words, state)
-            }
-            KeyedKind::Top(top) => {
-                let order = if top.descending { "greatest" } else { "least" };
-                let by = keyed.routed.field(top.by).name();
-                let per = match top.group.is_empty() {
-                    true => String::new(),
-                    false => format!(" per {}", names(&keyed.routed, &top.group)),
-                };
-                let assign = top.assign.as_ref().map_or(String::new(), |(w, _)| format!("{}: ", windows(w)));
-                (format!("{assign}{order} {} by {by}{per}, with ties", top.n), "candidate rows per group")
-            }
-        };
+        line(format!("exchange: {}", exchange(keyed, 0)));
+        let (what, state) = operator(plan, keyed);
         line(format!("{}: {what}", keyed.step));
         let called = plan.spec().steps.get(keyed.step.index).and_then(|node| node.step.operator());
         let called = called.map_or(String::new(), |name| format!(" of {name}"));

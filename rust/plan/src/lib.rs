@@ -9,6 +9,7 @@ mod bytes;
 mod column;
 mod common;
 mod content;
+mod dot;
 mod explain;
 mod foreign;
 mod gather;

@@ -339,6 +339,11 @@ impl Plan {
     pub fn explain(&self) -> String {
         crate::explain::explain(self)
     }
+
+    /// The plan as a drawing: text for Graphviz, with each way that rows take.
+    pub fn dot(&self) -> String {
+        crate::dot::dot(self)
+    }
 }
 
 fn source((index, spec): (usize, &SourceSpec)) -> Result<Source, PlanError> {

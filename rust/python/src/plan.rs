@@ -31,7 +31,7 @@ pub(crate) fn piece_of(plan: &Plan, number: usize) -> PyResult<Piece> {
     })
 }
 
-/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "late_outputs", "late_schema", "operators", "explain"}``.
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "late_outputs", "late_schema", "operators", "explain", "dot"}``.
 #[pyfunction]
 pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
     let plan = compile(plan)?;
@@ -44,6 +44,7 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     facts.set_item("late_schema", Schema::new(LateRows::of(&plan).schema().clone()))?;
     facts.set_item("operators", operators(py, &plan)?)?;
     facts.set_item("explain", plan.explain())?;
+    facts.set_item("dot", plan.dot())?;
     Ok(facts)
 }
 

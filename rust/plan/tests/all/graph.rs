@@ -598,3 +598,70 @@ fn marks_pass_each_operator_once() {
         assert!(cluster.stop().1.is_empty());
     }
 }
+
+/// The edges of a drawing, as often as they are there.
+fn edges(drawing: &str) -> Vec<(String, String)> {
+    let edge = |line: &str| {
+        let (from, rest) = line.trim().split_once(" -> ")?;
+        Some((from.to_owned(), rest.split([' ', ';']).next()?.to_owned()))
+    };
+    let mut edges: Vec<_> = drawing.lines().filter_map(edge).collect();
+    edges.sort();
+    edges
+}
+
+/// Those that a plan has: rows come to the steps of an inlet, or where there are none to its operator.
+fn ways(plan: &Plan) -> Vec<(String, String)> {
+    let mut ways = vec![(format!("stage{}", plan.stages().len() - 1), "output".to_owned())];
+    for (number, stage) in plan.stages().iter().enumerate() {
+        for (side, inlet) in stage.inlets.iter().enumerate() {
+            let (steps, end) = (format!("inlet{number}_{side}"), format!("stage{number}"));
+            let apart = stage.keyed.is_some() && !inlet.pre.is_empty();
+            for origin in &inlet.from {
+                let from = match origin {
+                    Origin::Source(number) => format!("source{number}"),
+                    Origin::Stage(number) => format!("stage{number}"),
+                };
+                ways.push((from, if apart { steps.clone() } else { end.clone() }));
+            }
+            if apart {
+                ways.push((steps, end));
+            }
+        }
+    }
+    ways.sort();
+    ways
+}
+
+#[test]
+fn a_drawing_has_every_edge_between_nodes_that_it_has() {
+    for seed in 0..300 {
+        let plan = Plan::compile(made(&mut Random(seed)).spec).unwrap();
+        let drawing = plan.dot();
+        assert_eq!(edges(&drawing), ways(&plan), "seed {seed}: {drawing}");
+        let is_node = |name: &String| drawing.contains(&format!("  {name} ["));
+        assert!(edges(&drawing).iter().all(|(from, to)| is_node(from) && is_node(to)), "seed {seed}: {drawing}");
+        let keyed = plan.keyed().count();
+        assert_eq!(drawing.matches("state: ").count(), keyed, "seed {seed}: {drawing}");
+        assert!(drawing.matches("exchange ").count() >= keyed, "seed {seed}: {drawing}");
+    }
+}
+
+#[test]
+fn a_drawing_says_what_is_exchanged_by_which_columns_and_what_is_kept() {
+    let renamed = StepSpec::MapBatches { call: 0, schema: columns(&["w", "x"]) };
+    let steps = vec![node(&[1], renamed), node(&[0, 2], joined(&["k"], &["w"]))];
+    let mut spec = graph(&["a\"\\", "b"], steps);
+    spec.sources[0].schema = columns(&["k", "v"]);
+    let drawing = Plan::compile(spec).unwrap().dot();
+    for words in [
+        r#"source0 [shape=oval, label="source a\"\\\lk Int64, v Int64\l"]"#,
+        r#"source0 -> stage0 [style=bold, label="exchange left, by hash of k"]"#,
+        "source1 -> inlet0_1;",
+        r#"inlet0_1 -> stage0 [style=bold, label="exchange right, by hash of w"]"#,
+        "state: the rows of both sides, for ever; in bins, movable",
+        "stage0 -> output;",
+    ] {
+        assert!(drawing.contains(words), "{drawing}\ndoes not say: {words}");
+    }
+}
