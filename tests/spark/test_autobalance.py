@@ -269,11 +269,20 @@ def test_the_number_of_workers_follows_what_is_offered() -> None:
         engine.busy_s += 1.0
         balance.look(float(look))
     assert engine.sizes == [4] and balance.looks[-1].needed is None
-    engine.workers, engine.offered = 4, 0.0
-    for look in range(14, 20):
-        assert engine.sizes == [4]
+    engine.workers = 4
+    for look in range(14, 30):
         balance.look(float(look))
-    assert engine.sizes == [4, 1], "a query that has ended gets nothing"
+    assert engine.sizes == [4], "between two batches nothing is new"
+    for look in range(30, 36):
+        assert engine.sizes == [4]
+        engine.offered -= 40.0
+        balance.look(float(look))
+    assert engine.sizes == [4, 3], "the longer nothing comes, the less it is"
+    engine.workers, engine.offered = 3, 0.0
+    for look in range(36, 42):
+        assert engine.sizes == [4, 3]
+        balance.look(float(look))
+    assert engine.sizes == [4, 3, 1], "a query that has ended gets nothing"
 
 
 def test_workers_of_several_threads_are_counted_as_processes() -> None:

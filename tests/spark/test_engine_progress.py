@@ -30,6 +30,7 @@ def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> N
     def look(df: Any, batch_id: int) -> None:
         try:
             facts = StreamFacts(df.sparkSession, df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+            df.count()  # what nobody reads has not come
             clock = facts.batch_timestamp_ms(batch_id)
             seen.append((batch_id, facts.committed(), clock, facts.checkpoint_root(), facts.temporary()))
         except BaseException as error:
@@ -47,7 +48,9 @@ def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> N
         assert [one[1] for one in seen] == [None, 0, 1]
         # Idle: Spark has committed the last one.
         assert facts.committed() == 2 and facts.active() is True
-        assert (facts.offered() or 0.0) > 0.0, "before its last batch"
+        before = facts.offered()
+        assert before is not None and before > 0.0, "rows came before the last batch"
+        wait_for(lambda: 0.0 < (facts.offered() or 0.0) < before, what="fewer come, the longer none do")
         for batch_id, _, clock, root, temporary in seen:
             logged = json.loads((check / "offsets" / str(batch_id)).read_text().splitlines()[1])
             assert clock == logged["batchTimestampMs"] == facts.batch_timestamp_ms(batch_id)

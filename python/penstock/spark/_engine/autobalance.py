@@ -6,8 +6,9 @@ hears what each bin got since the last look; the moves are the engine's.
 
 Bins are evened out among the threads of all workers, query by query. The number of workers is that of processes, and
 one decision for all queries, which share them: what each keeps busy adds up (`penstock_balance::Sizer` says what that
-means). What a query was last seen to keep busy counts until it is measured again, which is at ends of its batches; a
-look at which none was measured says nothing of the number, nor does one while that number changes.
+means). What a query was last seen to keep busy counts until it is measured again, which is at ends of its batches, in
+proportion to what comes where that has become less since; a look at which nothing is new says nothing of the number,
+nor does one while that number changes.
 
 Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
 wrong in a look ends the queries, or the looking. Rows of what has been split or merged since the last look say nothing.
@@ -176,20 +177,27 @@ class _Watched:
             rules.trigger, rules.tolerance, rules.patience, rules.least_rows, rules.most_bytes, first.bits
         )
         self.last = first
-        #: Workers that it keeps busy, as it was last measured.
-        self.load = load
+        #: Workers that it keeps busy, as it was last measured, and rows per second that came then.
+        self.load, self.offered = load, first.offered
         #: Rows and busy seconds when the time was last told, which is at ends of batches; rows are told all along.
         self.timed = first.rows, first.busy_s
 
     def measure(self, now: Looked, sizer: _native.Sizer) -> bool:
         """Whether there is something new to know of what it keeps busy."""
         rows, busy = now.rows - self.timed[0], now.busy_s - self.timed[1]
-        if now.offered is None or (busy <= 0.0 and now.offered > 0.0):
+        if now.offered is None:
             return False
-        self.timed = now.rows, now.busy_s
-        load = sizer.load(now.offered, max(0, rows), max(0.0, busy))
+        load: float | None = None
+        if busy > 0.0:
+            self.timed = now.rows, now.busy_s
+            load = sizer.load(now.offered, max(0, rows), busy)
+        elif now.offered == 0.0:
+            load = 0.0
+        elif self.load is not None and self.offered is not None and now.offered < self.offered:
+            # No batch, and less comes than did.
+            load = self.load * now.offered / self.offered
         if load is not None:
-            self.load = load
+            self.load, self.offered = load, now.offered
         return load is not None
 
 

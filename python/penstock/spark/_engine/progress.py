@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, TypeVar
 
 __all__ = ["StreamFacts"]
@@ -120,14 +122,27 @@ class StreamFacts:
         return self._of("sources", named)
 
     def offered(self) -> float | None:
-        """Rows per second that came to the query's sources before its last batch, processed or not; 0 after its end."""
+        """Rows per second that came to the query's sources before its last batch with rows, processed or not.
+
+        Fewer and fewer while none come, and 0 after its end; a trigger without rows does not make it 0 between two
+        batches. None before a second batch.
+        """
 
         def rate(execution: Any) -> float | None:
             if not execution.isActive():
                 return 0.0
-            last = execution.lastProgress()
-            found = None if last is None else float(last.inputRowsPerSecond())
-            return found if found is not None and 0 <= found < float("inf") else None
+            recent = execution.recentProgress()
+            newest = (recent[index] for index in range(len(recent) - 1, -1, -1))
+            last = next((progress for progress in newest if progress.numInputRows() > 0), None)
+            if last is None:
+                return 0.0 if len(recent) else None
+            told = float(last.inputRowsPerSecond())
+            if not 0.0 <= told < float("inf"):
+                return None
+            if execution.status().isDataAvailable():
+                return told
+            silent = time.time() - datetime.fromisoformat(last.timestamp().replace("Z", "+00:00")).timestamp()
+            return min(told, last.numInputRows() / silent) if silent > 0.0 else told
 
         return self._of("last progress", rate)
 
