@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use common::{Begin, Driver, PATIENCE, SECRET, batch, keys, limits, release, until};
 use hmac::{Hmac, Mac};
+use penstock_cluster::message::{DrainContext, Which};
 use penstock_cluster::session::{
     Client, HandshakeError, Keys, Limits, MetricsSnapshot, Role, Secret, Server, Session, listening_at,
 };
-use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent};
+use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent, drain_with};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
@@ -535,6 +536,10 @@ fn noise(seed: u32, bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(bytes).collect()
 }
 
+fn contains(bytes: &[u8], text: &[u8]) -> bool {
+    bytes.windows(text.len()).any(|window| window == text)
+}
+
 /// A frame that announces 4 GiB.
 fn boast() -> Vec<u8> {
     let mut bytes = b"PF\x01\x08".to_vec();
@@ -642,6 +647,96 @@ fn honest_work_goes_on_beside_every_attack_and_memory_stays_where_it_is() {
     let grown = resident().saturating_sub(before);
     assert!(grown < 96 << 20, "{} MiB more than before", grown >> 20);
     driver.close();
+}
+
+/// A peer that has a key, on a connection of whichever kind the key asks for, and then says `bytes`; what it was told after that.
+fn pour(address: &str, keys: &Keys, role: Role, scope: &str, context: &Value, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = Session::dial(address, keys, role, scope, context, &limits()).unwrap().into_stream().unwrap();
+    // It may be sent away before it has said all.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    said
+}
+
+#[test]
+fn garbage_after_the_proof_costs_its_own_connection_in_every_role() {
+    for always in [false, true] {
+        let sealed = |keys: Keys| if always { keys.always_encrypted() } else { keys };
+        let mut driver = Driver::with_keys(1, limits(), &sealed(keys()), &sealed(common::member_keys()));
+        assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
+        let (registry, member) = (driver.registry.address().to_owned(), driver.members[0].address.clone());
+        let key = |role, scope: &str| sealed(Keys::of(&engine(), role, scope));
+        let rows = batch(&[1, 2]);
+        let mut feed = Feed::connect(&member, &key(Role::Feed, "q 0"), "q", 0, 0, 1, &rows.schema()).unwrap();
+        feed.push(&rows).unwrap();
+        feed.finish().unwrap();
+        assert_eq!(driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]))["ok"], true);
+        let piece = json!({"query": "q", "epoch": 0, "piece": 0, "which": "rows"});
+        for bytes in [noise(1, 50_000), boast()] {
+            let context = json!({"query": "q", "epoch": 1, "partition": 9, "attempt": 9});
+            let said = pour(&member, &key(Role::Feed, "q 1"), Role::Feed, "q 1", &context, &bytes);
+            assert!(contains(&said, b"protocol"), "a feed is told what is wrong");
+            // A drain is told its rows, whatever it says.
+            let said = pour(&member, &key(Role::Drain, "q 0"), Role::Drain, "q 0", &piece, &bytes);
+            assert!(said.len() < 4096, "{} bytes for a drain of two rows", said.len());
+            let slot = sealed(Keys::member(&engine(), "7"));
+            let said = pour(&registry, &slot, Role::Member, "7", &Value::Null, &bytes);
+            assert!(said.len() < 4096, "{} bytes for a member that speaks no frame", said.len());
+        }
+        let context = DrainContext { query: "q".into(), epoch: 0, piece: 0, which: Which::Rows };
+        let read = drain_with(&member, &key(Role::Drain, "q 0"), &context, None, &limits()).unwrap();
+        let read: Vec<_> = read.map(Result::unwrap).collect();
+        assert_eq!(common::values(&read), [1, 2]);
+        assert_eq!(driver.registry.members().len(), 1);
+        driver.close();
+    }
+}
+
+/// Whoever has the key of the mesh passes for a member of a generation that is being made: it costs that generation, not the member.
+#[test]
+fn garbage_in_a_mesh_that_is_being_made_costs_its_generation() {
+    for always in [false, true] {
+        let sealed = |keys: Keys| if always { keys.always_encrypted() } else { keys };
+        let mut driver = Driver::with_keys(2, limits(), &sealed(keys()), &sealed(common::member_keys()));
+        let key = sealed(Keys::of(&engine(), Role::Mesh, ""));
+        let (id, address) = (driver.members[1].id, driver.members[1].address.clone());
+        let context = |from: u64, member: u64| json!({"query": "q", "stamp": common::stamp(1), "from": from, "to": 1, "member": member});
+        let dial = |context: &Value| Session::dial(&address, &key, Role::Mesh, "", context, &limits()).unwrap();
+        // The second member waits for the first one.
+        let body = driver.start_body("q", &[0, 1], 1, &Begin::default());
+        let call = driver.send(1, &body);
+        let refused = dial(&context(0, id + 1)).receive_answer();
+        assert!(
+            matches!(&refused, Err(ClusterError::Refused(failure)) if failure.kind == "wrong_member"),
+            "{refused:?}"
+        );
+        // A process that nobody waits for.
+        let mut nobody = dial(&context(u64::MAX, id));
+        nobody.receive_answer().unwrap();
+        let mut posing = dial(&context(0, id));
+        posing.receive_answer().unwrap();
+        let mut posing = posing.into_stream().unwrap();
+        posing.write_all(&noise(1, 50_000)).unwrap();
+        assert_eq!(driver.reply(call)["ok"], true);
+        let failed = |event: &RegistryEvent| matches!(event, RegistryEvent::Message { member, .. } if *member == id);
+        let RegistryEvent::Message { body, .. } = driver.await_event(failed) else { unreachable!("matched") };
+        assert_eq!(common::kind(&body), "peer_lost");
+        assert_eq!(driver.ask(1, &common::stop("q", 2, 0))["ok"], true);
+        let _ = posing.read_to_end(&mut Vec::new());
+        let started = driver.start("q", &[0, 1], &Begin { generation: 2, ..Begin::default() });
+        assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
+        assert_eq!(driver.ask(1, &release("q", 2, 0, &[]))["ok"], true);
+        let stale = dial(&context(0, id)).receive_answer();
+        assert!(
+            matches!(&stale, Err(ClusterError::Refused(failure)) if failure.kind == "stale_generation"),
+            "{stale:?}"
+        );
+        assert_eq!(driver.registry.members().len(), 2);
+        drop(nobody);
+        driver.close();
+    }
 }
 
 #[test]
