@@ -1,7 +1,7 @@
 """Parts that others made, started on this machine and ended by pid: a Kafka broker, PostgreSQL, a store that speaks S3.
 
 Every part has free ports, a folder of its own and a log there, and comes up within `START_S` or fails with the end of
-its log. What is not to be had here is a skip that names it.
+its log. What is not to be had here fails with what to install, unless `PENSTOCK_REAL_WITHOUT` names the part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -26,6 +26,13 @@ PARTS = ROOT / "target" / "real"
 
 #: Seconds that a part has to come up, and to end.
 START_S = 60.0
+
+
+def lacking(part: str, why: str) -> NoReturn:
+    """Fails what needs a part that is not there, or skips it where `PENSTOCK_REAL_WITHOUT` (a,b,...) names the part."""
+    if part in os.environ.get("PENSTOCK_REAL_WITHOUT", "").split(","):
+        pytest.skip(f"without {part}: {why}")
+    pytest.fail(f"{why}; PENSTOCK_REAL_WITHOUT={part} leaves out what needs it", pytrace=False)
 
 
 def free_port() -> int:
@@ -56,7 +63,7 @@ def java() -> str:
     home = os.environ.get("JAVA_HOME")
     found = f"{home}/bin/java" if home else shutil.which("java")
     if not found:
-        pytest.skip("no Java 17 or later: neither JAVA_HOME nor java on PATH")
+        lacking("java", "no Java 17 or later: neither JAVA_HOME nor java on PATH")
     return found
 
 
@@ -137,7 +144,10 @@ def postgres_programs() -> tuple[str, str]:
         found = [shutil.which(name, path=places) for name in ("initdb", "postgres")]
         if all(found):
             return str(found[0]), str(found[1])
-    pytest.skip("no PostgreSQL: neither on PATH nor below /usr/lib/postgresql (Debian: apt-get install postgresql)")
+    lacking(
+        "postgresql",
+        "no PostgreSQL: neither on PATH nor below /usr/lib/postgresql (Debian: apt-get install postgresql)",
+    )
 
 
 def unprivileged(folder: Path) -> tuple[list[str], dict[str, Any]]:
@@ -175,7 +185,7 @@ def postgres(folder: Path) -> Iterator[dict[str, Any]]:
     init = [*prefix, initdb, "-D", str(data), "-U", "penstock", "-A", "trust", "-E", "UTF8", "--no-sync"]
     done = subprocess.run(init, capture_output=True, text=True, timeout=START_S, cwd=folder, check=False, **options)
     if done.returncode != 0:
-        pytest.skip(f"initdb does not work here: {done.stderr.strip()[-300:]}")
+        lacking("postgresql", f"initdb does not work here: {done.stderr.strip()[-300:]}")
     command = [*prefix, server, "-D", str(data), "-p", str(port), "-h", "127.0.0.1", "-c", "unix_socket_directories="]
     process = Process(command, folder / "postgres.log", cwd=folder, **options)
     try:

@@ -27,7 +27,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_support import PARTS, ROOT, alive, command_of, connections, descendants, kafka, postgres, s3, sockets, until
+from real_support import (
+    PARTS,
+    ROOT,
+    alive,
+    command_of,
+    connections,
+    descendants,
+    kafka,
+    lacking,
+    postgres,
+    s3,
+    sockets,
+    until,
+)
 
 import penstock as pk
 from penstock._storage import below, open_storage, with_settings
@@ -389,7 +402,7 @@ class Scenario:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not (PARTS / "broker").is_dir():
-        pytest.skip("no target/real/broker: scripts/real_parts.py gets it (`make test-real`)")
+        lacking("kafka", "no target/real/broker: scripts/real_parts.py gets it (`make test-real`)")
     with kafka(tmp_path_factory.mktemp("kafka") / "broker") as address:
         yield address
 
