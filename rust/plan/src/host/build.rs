@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
-    BinEvent, BinState, BinTable, BinsError, Block, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf,
-    Stateful, Stats, range_of, stateful_divided,
+    BinEvent, BinState, BinTable, BinsError, Block, Config, Control, ControlError, ControlInput, Moment, Rebuilt,
+    Routing, Shelf, Stateful, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
@@ -299,6 +299,7 @@ pub(crate) struct Op {
     pub(crate) table: Rc<RefCell<BinTable<State>>>,
     routing: Rc<RefCell<Routing>>,
     started: Rc<Cell<u64>>,
+    rejected: Rc<RefCell<Vec<(FlowTime, ControlError)>>>,
     shelf: Shelf<State>,
 }
 
@@ -325,6 +326,11 @@ impl Built {
     /// How often bins have been moved, split or merged, as this worker has seen it.
     pub(crate) fn changes(&self) -> u64 {
         self.ops.iter().map(|op| op.started.get()).sum()
+    }
+
+    /// Control that a keyed step has refused. It was checked before it was sent, against the bins of the first of them: others had different ones.
+    pub(crate) fn rejected(&self) -> Option<ControlError> {
+        self.ops.iter().find_map(|op| op.rejected.borrow().first().map(|(_, error)| error.clone()))
     }
 
     /// What the bins here have changed since the mark.
@@ -483,9 +489,9 @@ fn build_in(
             true => sides.into_iter().flatten().collect(),
             false => sides.iter().enumerate().filter_map(assign).collect(),
         };
-        let Stateful { output, table, routing, started, .. } =
+        let Stateful { output, table, routing, started, rejected, .. } =
             keyed_step(&sides, &commands, config, shared, (number, keyed), (late.clone(), lates.clone()))?;
-        ops.push(Op { table, routing, started, shelf: shared.shelf.clone() });
+        ops.push(Op { table, routing, started, rejected, shelf: shared.shelf.clone() });
         let output = if config.gather {
             let [output, late] = chain::late_apart(&output);
             apart.push(late);

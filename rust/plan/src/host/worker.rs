@@ -207,6 +207,10 @@ impl WorkerLoop {
     /// The failure of an operator here or of a peer.
     pub(crate) fn turn(&mut self, told: &mut dyn FnMut(Told)) -> Result<bool, Error> {
         self.worker.step()?;
+        // Before the leader sees the time of it passed: what one keyed step refused is not to be told as done.
+        if let Some(error) = self.built.rejected() {
+            return Err(self.refuse("control", error.into()));
+        }
         let mut busy = self.welcome();
         busy |= self.open();
         busy |= self.feed()?;

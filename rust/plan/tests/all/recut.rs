@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::group::{Cluster, PATIENCE, Random, config, fresh, read, rows};
 use penstock_bins::{Command, ControlError, Range, Routing, bin, number_of, range_of};
-use penstock_plan::host::{Event, Refusal, Resident};
+use penstock_plan::host::{Event, HostError, Refusal, Resident};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{CallError, Callbacks, ForeignState, Plan};
 
@@ -191,4 +191,21 @@ fn what_is_no_bin_is_told_and_the_group_goes_on() {
     cluster.release(0, &["t", "k", "v"], &[vec![1, 2, 3]], None);
     assert_eq!(read(&cluster.complete(0, &mut 0).unwrap()), [[2, 1, 3]]);
     assert!(cluster.stop().1.is_empty());
+}
+
+/// Control is checked against the bins of the first keyed step. Where another one has different bins, what it refuses is not told as done.
+#[test]
+fn what_only_the_second_keyed_step_refuses_ends_the_workers() {
+    let none: Arc<dyn Callbacks> = Arc::new(NoCalls);
+    let mut config = config(&plan(&format!("{0},{0}", PLANS[1])), &none, 2);
+    _ = config.routings[1].apply(&Command::Split { bin: 3, bits: 1 }).unwrap();
+    let cluster = Cluster::start(&config, 1, 2, 1, fresh(1));
+    cluster.groups[0].0.recut(1, vec![Command::Split { bin: 3, bits: 1 }]);
+    match cluster.groups[0].1.recv_timeout(PATIENCE).expect("it is told") {
+        Event::Failed { error: HostError::Dataflow(penstock_dataflow::Error::Operator { name, source, .. }) } => {
+            assert_eq!(name, "control");
+            assert_eq!(source.downcast_ref(), Some(&ControlError::Split { bin: 3 }));
+        }
+        other => panic!("{other:?}"),
+    }
 }
