@@ -13,7 +13,6 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -24,8 +23,7 @@ use penstock_files::Range;
 
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
-pub use super::leader::Refusal;
-pub use super::leader::StepReport;
+pub use super::leader::{Cadence, Refusal, StepReport};
 use super::leader::{Migrated, Moves, Order};
 use super::record::Record;
 use super::resident::Resident;
@@ -390,18 +388,20 @@ impl Group {
 
     /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows, or `MigrationRefused` when a bin
     /// or worker does not exist. Of several moves of one bin in a step the last counts, a step without moves is complete at once.
-    /// With `max_pause`, steps are taken together as long as none pauses for longer: the more, the quicker they prove.
-    pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
+    /// How steps follow one another is said by a [`Cadence`], or the longest pause alone.
+    pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>, cadence: impl Into<Cadence>) {
         if let Some(worker) = self.workers.first() {
-            worker.tell(Command::Migrate(Order { handle, plan: Moves::Steps(steps), max_pause, at_epoch: None }));
+            let (plan, cadence) = (Moves::Steps(steps), cadence.into());
+            worker.tell(Command::Migrate(Order { handle, plan, cadence, at_epoch: None }));
         }
     }
 
     /// Like [`migrate`](Group::migrate), prepared for an epoch that is not released yet: the first step takes effect before any row of that epoch,
     /// whatever else is under way, and so does that of every other migration prepared for it. Called before the epoch is released.
-    pub fn migrate_at(&self, epoch: u64, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
+    pub fn migrate_at(&self, epoch: u64, handle: u64, steps: Vec<Vec<(u32, u32)>>, cadence: impl Into<Cadence>) {
         if let Some(worker) = self.workers.first() {
-            let order = Order { handle, plan: Moves::Steps(steps), max_pause, at_epoch: Some(epoch) };
+            let (plan, cadence) = (Moves::Steps(steps), cadence.into());
+            let order = Order { handle, plan, cadence, at_epoch: Some(epoch) };
             worker.tell(Command::Migrate(order));
         }
     }
@@ -417,11 +417,12 @@ impl Group {
         handle: u64,
         moves: Vec<(u32, u32)>,
         strategy: Strategy,
-        max_pause: Option<Duration>,
+        cadence: impl Into<Cadence>,
     ) -> Result<(), StrategyError> {
         strategy.check()?;
         if let Some(worker) = self.workers.first() {
-            let order = Order { handle, plan: Moves::Then(moves, strategy), max_pause, at_epoch: Some(epoch) };
+            let (plan, cadence) = (Moves::Then(moves, strategy), cadence.into());
+            let order = Order { handle, plan, cadence, at_epoch: Some(epoch) };
             worker.tell(Command::Migrate(order));
         }
         Ok(())
@@ -431,7 +432,8 @@ impl Group {
     /// its parts are named as [`penstock_bins::number_of`] says.
     pub fn recut(&self, handle: u64, commands: Vec<penstock_bins::Command>) {
         if let Some(worker) = self.workers.first() {
-            let order = Order { handle, plan: Moves::Recut(commands), max_pause: None, at_epoch: None };
+            let (plan, cadence) = (Moves::Recut(commands), Cadence::default());
+            let order = Order { handle, plan, cadence, at_epoch: None };
             worker.tell(Command::Migrate(order));
         }
     }

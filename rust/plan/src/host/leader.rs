@@ -8,6 +8,12 @@
 //!
 //! A migration that is *prepared* for an epoch begins when control is there, before any row of the epoch is routed, whatever else is under way;
 //! all that are prepared for one epoch begin at one time.
+//!
+//! *The gap.* What has been sent within an epoch when a step is complete is before the next step in any case: control stands a window ahead of the
+//! input frontier, and no bin leaves before the output frontier is at the time of its step. What has been handed in and not sent, since the step held
+//! the window up, waits for the next step as well. A migration that [drains](Cadence::drains) leaves a gap for it: when a step is complete the last
+//! epoch handed in is noted, and control of the next step is issued when the output frontier has passed the last slice of that. What is handed in
+//! later does not count, so rows that come faster than they are worked off hold no step up; and where nothing waits there is no gap.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,13 +26,28 @@ use serde::{Deserialize, Serialize};
 use super::stats::unix_ns;
 use super::{CLOSE, MARK, SEAL};
 
+/// How the steps of a migration follow one another. By default one by one, each as soon as the one before is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cadence {
+    /// Steps are taken together as long as they pause for no longer: the more, the quicker they prove.
+    pub max_pause: Option<Duration>,
+    /// Each but the first waits until what had been handed in when the one before was complete, and was not done, is done. So no row waits for
+    /// two of them, and where input does not end, a migration takes as many epochs as steps.
+    pub drains: bool,
+}
+
+impl From<Option<Duration>> for Cadence {
+    fn from(max_pause: Option<Duration>) -> Self {
+        Self { max_pause, drains: false }
+    }
+}
+
 /// A migration as the host hands it in.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) handle: u64,
     pub(crate) plan: Moves,
-    /// Steps are taken together as long as they pause for no longer.
-    pub(crate) max_pause: Option<Duration>,
+    pub(crate) cadence: Cadence,
     /// The epoch that it is prepared for; by default it begins when those asked for before have ended.
     pub(crate) at_epoch: Option<u64>,
 }
@@ -133,14 +154,18 @@ struct Running {
     /// When all before the step under way was done.
     reached: Option<Instant>,
     limit: Option<PauseLimit>,
+    drains: bool,
+    /// The last epoch of what waited when the latest step was complete, where that is to be done before the next.
+    waiting: Option<u64>,
     /// It takes effect between two epochs only.
     between: bool,
 }
 
 impl Running {
-    fn new(handle: u64, migration: Migration<FlowTime>, max_pause: Option<Duration>, between: bool) -> Self {
+    fn new(handle: u64, migration: Migration<FlowTime>, cadence: Cadence, between: bool) -> Self {
+        let Cadence { max_pause, drains } = cadence;
         let limit = max_pause.map(PauseLimit::new);
-        Running { handle, migration, steps: Vec::new(), reached: None, limit, between }
+        Running { handle, migration, steps: Vec::new(), reached: None, limit, drains, waiting: None, between }
     }
 
     /// Whether it waits for control to be between two epochs.
@@ -148,14 +173,20 @@ impl Running {
         self.between && time.slice >= MARK && self.migration.next_step().is_some()
     }
 
-    /// Looks whether the step under way is complete.
-    fn observe(&mut self, probe: &ProbeHandle<FlowTime>, at: Instant) -> bool {
+    /// Whether something is to be done before the next step.
+    fn is_draining(&self, probe: &ProbeHandle<FlowTime>) -> bool {
+        self.waiting.is_some_and(|epoch| probe.less_equal(&FlowTime::new(epoch, CLOSE)))
+    }
+
+    /// Looks whether the step under way is complete; `given` is the last epoch handed in.
+    fn observe(&mut self, probe: &ProbeHandle<FlowTime>, given: Option<u64>, at: Instant) -> bool {
         let flying = self.migration.progress().in_flight;
         if self.reached.is_none() && flying.is_some_and(|time| first(probe).is_none_or(|reached| reached >= time)) {
             self.reached = Some(at);
         }
         let over = self.migration.observe(probe);
         if over && let Some(step) = self.steps.last_mut() {
+            self.waiting = given.filter(|_| self.drains);
             let paused = at - self.reached.take().unwrap_or(at);
             (step.ended_ns, step.paused_ns) = (unix_ns(at), paused.as_nanos() as u64);
             if let Some(limit) = &mut self.limit {
@@ -199,6 +230,8 @@ pub(crate) struct Leader {
     running: Vec<Running>,
     /// The one that has.
     turn: Option<u64>,
+    /// The last epoch handed in.
+    given: Option<u64>,
     /// Nothing moves at this time or before it: a worker that came may not have been told what was sent then.
     held: Option<FlowTime>,
 }
@@ -206,7 +239,12 @@ pub(crate) struct Leader {
 impl Leader {
     pub(crate) fn new(control: ControlInput<FlowTime>) -> Self {
         let (queue, prepared, running) = Default::default();
-        Leader { control, queue, prepared, running, turn: None, held: None }
+        Leader { control, queue, prepared, running, turn: None, given: None, held: None }
+    }
+
+    /// An epoch, or a part of one, was handed in to this worker, and to the others their shares.
+    pub(crate) fn give(&mut self, epoch: u64) {
+        self.given = self.given.max(Some(epoch));
     }
 
     /// Queues a migration.
@@ -223,7 +261,7 @@ impl Leader {
         self.queue.iter_mut().filter(|order| order.handle == handle).for_each(|order| order.plan = nothing());
         if let Some(at) = self.prepared.iter().position(|(_, order)| order.handle == handle) {
             let (_, order) = self.prepared.remove(at);
-            self.running.push(Running::new(order.handle, Migration::from_steps(Vec::new()), None, false));
+            self.running.push(Running::new(order.handle, Migration::from_steps(Vec::new()), order.cadence, false));
         }
         self.running.iter_mut().filter(|one| one.handle == handle).for_each(|one| one.migration.cancel());
     }
@@ -319,18 +357,19 @@ impl Leader {
         // What is prepared for one epoch begins at one time; else one step is issued at a time, so that none names a bin of another.
         let together = begin.iter().any(|order| order.at_epoch.is_some());
         let old = self.running.len();
-        for Order { handle, plan, max_pause, .. } in begin {
+        for Order { handle, plan, cadence, .. } in begin {
             let (between, passed) = (matches!(plan, Moves::Recut(_)), refused.contains_key(&handle));
             let plan = if passed { Moves::Steps(Vec::new()) } else { plan };
             let migration = plan.steps(|| self.control.routing());
-            self.running.push(Running::new(handle, migration, max_pause, between));
+            self.running.push(Running::new(handle, migration, cadence, between));
         }
         let mut leave = false;
         for (place, running) in self.running.iter_mut().enumerate() {
-            busy |= running.observe(probe, at);
+            busy |= running.observe(probe, self.given, at);
             let waits = if together { place < old || self.turn == Some(running.handle) } else { leave };
+            let waits = waits || running.waits(time) || running.is_draining(probe);
             // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
-            if waits || time.slice == CLOSE || self.held.is_some_and(|held| time <= held) || running.waits(time) {
+            if waits || time.slice == CLOSE || self.held.is_some_and(|held| time <= held) {
                 continue;
             }
             match running.issue(&mut self.control, at) {

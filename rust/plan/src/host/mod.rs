@@ -45,6 +45,8 @@ mod build;
 mod chain;
 mod crew;
 mod feed;
+#[cfg(test)]
+mod gap;
 mod group;
 mod inline;
 mod leader;
@@ -62,7 +64,7 @@ mod worker;
 
 pub use crew::{Crew, CrewEvent};
 pub use feed::PartitionRows;
-pub use group::{Event, Group, GroupConfig, HostError, NotStarted, Refusal, StepReport};
+pub use group::{Cadence, Event, Group, GroupConfig, HostError, NotStarted, Refusal, StepReport};
 pub use inline::{Inline, Pulled};
 pub use pieces::{Begin, End, Piece};
 pub use record::Record;

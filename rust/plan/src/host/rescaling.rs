@@ -23,7 +23,7 @@ use super::build::{self, Shared};
 use super::crew::{Guest, Turn};
 use super::feed::{PartitionRows, deal};
 use super::group::GroupConfig;
-use super::leader::{Moves, Order};
+use super::leader::{Cadence, Moves, Order};
 use super::resident::Resident;
 use super::rows::Rows;
 use super::stats::Gauges;
@@ -673,7 +673,7 @@ impl Run {
             if !now.moved {
                 let size = 1 + self.dice.below(8) as usize;
                 let plan = Moves::Steps(steps.chunks(size).map(<[_]>::to_vec).collect());
-                let order = Order { handle: self.handles, plan, max_pause: None, at_epoch: None };
+                let order = Order { handle: self.handles, plan, cadence: Cadence::default(), at_epoch: None };
                 self.first.worker.command(Command::Migrate(order));
                 now.migration = Some(self.handles);
                 self.handles += 1;

@@ -13,7 +13,7 @@ use penstock_files::{Chunk, Entry};
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
 use super::group::GroupConfig;
-use super::leader::{Moves, Order};
+use super::leader::{Cadence, Moves, Order, StepReport};
 use super::record::Record;
 use super::resident::Resident;
 use super::stats::Gauges;
@@ -56,15 +56,17 @@ impl Dice {
     }
 }
 
-struct Pair {
-    loops: Vec<WorkerLoop>,
+pub(super) struct Pair {
+    pub(super) loops: Vec<WorkerLoop>,
     /// By epoch, what each worker took of it.
-    records: BTreeMap<u64, Vec<Vec<Record>>>,
-    migrated: usize,
+    pub(super) records: BTreeMap<u64, Vec<Vec<Record>>>,
+    pub(super) migrated: usize,
+    /// Of the last migration.
+    pub(super) steps: Vec<StepReport>,
 }
 
 impl Pair {
-    fn new(window: u32) -> Self {
+    pub(super) fn new(window: u32) -> Self {
         let text = format!(
             r#"{{"version":2,"sources":[{{"schema":"{}"}}],"steps":[{{"op":"key_by","columns":["k"]}},
                {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}{}]}}"#,
@@ -81,10 +83,10 @@ impl Pair {
             let built = build::build(&mut worker, &config, &shared, None).unwrap();
             WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Gauges::new(&[])))
         });
-        Self { loops: loops.collect(), records: BTreeMap::new(), migrated: 0 }
+        Self { loops: loops.collect(), records: BTreeMap::new(), migrated: 0, steps: Vec::new() }
     }
 
-    fn release(&mut self, epoch: u64, keys: [&[i64]; 2]) {
+    pub(super) fn release(&mut self, epoch: u64, keys: [&[i64]; 2]) {
         for (worker, keys) in self.loops.iter_mut().zip(keys) {
             let input = PartitionRows { source: 0, partition: 0, batches: vec![rows(keys).into()], rows_before: 0 };
             let slices = deal(vec![input], 2, 1, false).unwrap().remove(0).into();
@@ -93,7 +95,7 @@ impl Pair {
         }
     }
 
-    fn turn(&mut self, worker: usize) -> bool {
+    pub(super) fn turn(&mut self, worker: usize) -> bool {
         let mut told = Vec::new();
         let busy = self.loops[worker].turn(&mut |item| told.push(item)).unwrap();
         for item in told {
@@ -102,6 +104,7 @@ impl Pair {
                 Told::Migrated(migrated) => {
                     assert_eq!(migrated.refused, None);
                     self.migrated += 1;
+                    self.steps = migrated.steps;
                 }
                 Told::Rows { .. } => panic!("nobody asked for rows"),
             }
@@ -166,7 +169,7 @@ fn run(seed: u64) {
         }
         if asked < 12 && dice.below(6) == 0 {
             for plan in deed(&mut dice, &mut routing) {
-                let order = Order { handle: asked as u64, plan, max_pause: None, at_epoch: None };
+                let order = Order { handle: asked as u64, plan, cadence: Cadence::default(), at_epoch: None };
                 pair.loops[0].command(Command::Migrate(order));
                 asked += 1;
             }
@@ -207,7 +210,12 @@ fn most_under_way(pair: &mut Pair, epoch: u64, to: Option<u32>) -> usize {
     }
     if let Some(to) = to {
         let plan = Moves::Steps(vec![(0..1 << BITS).map(|bin| (bin, to)).collect()]);
-        pair.loops[0].command(Command::Migrate(Order { handle: epoch, plan, max_pause: None, at_epoch: None }));
+        pair.loops[0].command(Command::Migrate(Order {
+            handle: epoch,
+            plan,
+            cadence: Cadence::default(),
+            at_epoch: None,
+        }));
         let migrated = pair.migrated;
         while pair.migrated == migrated {
             pair.turn(0);

@@ -183,7 +183,12 @@ impl WorkerLoop {
 
     pub(crate) fn command(&mut self, command: Command) {
         match command {
-            Command::Release(release) => self.queue.push_back(release),
+            Command::Release(release) => {
+                if let Some(leader) = &mut self.leader {
+                    leader.give(release.epoch);
+                }
+                self.queue.push_back(release);
+            }
             Command::Migrate(order) => {
                 if let Some(leader) = &mut self.leader {
                     leader.order(order);
