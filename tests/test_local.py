@@ -462,6 +462,33 @@ def test_a_migration_is_prepared_for_an_epoch() -> None:
         session.migrate(at_epoch=3)
 
 
+def test_a_gap_lets_what_waited_go_first() -> None:
+    sessions: list[Any] = []
+
+    def held(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+        if v == 1:
+            wait_for(lambda: sessions[0].epoch >= 4)
+        return running(total, k, v)
+
+    source = [pa.record_batch({"k": list(range(50)), "v": [step] * 50}) for step in range(12)]
+    flow = pk.Flow("k bigint, v bigint").key_by("k")
+    wanted = rows(flow.stateful_map(running, schema="k bigint, total bigint").run(source))
+    with flow.stateful_map(held, schema="k bigint, total bigint").start(workers=2, streaming=True) as session:
+        sessions.append(session)
+        to = [1 - owner for owner in session.owners()[0]]
+        options: Any = {"strategy": "batched", "batch_size": 64}
+        moved = session.migrate(to=to, at_epoch=2, gap="drain", **options)
+        # Two more had been fed when the second batch was still held, so when the first step was complete.
+        assert rows(session.run(iter(source))) == wanted
+        report = moved.wait(60)
+        epochs = [step.epoch for step in report.steps]
+        assert (epochs[0], len(epochs), report.bins) == (2, 4, 256) and epochs[1] >= 4
+        assert session.owners() == [to]
+        assert session.rebalance(gap="drain").wait(60).bins == 0
+        with pytest.raises(ConfigError, match="gap='soon' is neither 'drain' nor None"):
+            session.migrate(gap="soon")
+
+
 def test_a_session_that_has_just_begun_tells_where_its_bins_are() -> None:
     for _ in range(50):
         with counting().start(workers=2) as session:

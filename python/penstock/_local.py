@@ -356,6 +356,7 @@ class LocalSession:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        gap: str | None = None,
         at_epoch: int | None = None,
     ) -> LocalMigration:
         """Move bins to other workers while the flow runs.
@@ -375,6 +376,10 @@ class LocalSession:
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost. Where a single one
             holds them up for longer (while slow functions run), steps are at most half as long again.
+        gap : {"drain"}, optional
+            What waited when a step was complete is worked off before the next one, so no row waits for two of them:
+            all batches that were fed by then, whatever comes later. Where more always wait, a step takes at least one
+            batch; where none do, there is no gap. By default the next step follows at once.
         at_epoch : int, optional
             Prepared ahead: the first step takes effect before any row of that epoch, the `epoch`-th batch of a
             streaming session, whatever moves then. Migrations for one epoch take effect together and name
@@ -388,7 +393,7 @@ class LocalSession:
         Raises
         ------
         ConfigError
-            When a bin, worker or strategy does not exist, the epoch has passed, or the whole input is one.
+            When a bin, worker, strategy or gap does not exist, the epoch has passed, or the whole input is one.
         EngineError
             When the workers have ended.
 
@@ -399,7 +404,7 @@ class LocalSession:
         """
         self._require_threads("migrate")
         bins = 1 << self._bits
-        cut = Cut.of(strategy, batch_size, max_pause)
+        cut = Cut.of(strategy, batch_size, max_pause, gap)
         epoch = parse_epoch(at_epoch)
         if epoch is not None and not self._streaming:
             raise ConfigError(f"at_epoch={epoch}: the whole input is one epoch; start the session with streaming=True")
@@ -413,11 +418,10 @@ class LocalSession:
             if epoch is not None:
                 # What moves until then is not known.
                 todo = wish.plan(owners, self.workers, bins, "this flow", range(bins))
-                size, pause = cut.batch_size, cut.max_pause_s
-                handle = int(self._native.prepare(epoch, todo, cut.strategy, size, pause))
+                handle = self._prepare(epoch, todo, cut)
             else:
                 todo = wish.plan(owners, self.workers, bins, "this flow", doubtful)
-                handle = int(self._native.migrate(steps(owners, todo, cut), cut.max_pause_s))
+                handle = int(self._native.migrate(steps(owners, todo, cut), cut.max_pause_s, cut.drains))
             migration = self._begin(handle, strategy, len(todo))
             if epoch is not None:
                 self._prepared.append((migration, frozenset(number for number, _ in todo)))
@@ -426,6 +430,10 @@ class LocalSession:
                 for op in owners:
                     op[number] = worker
         return migration
+
+    def _prepare(self, epoch: int, moves: list[tuple[int, int]], cut: Cut) -> int:
+        size, pause = cut.batch_size, cut.max_pause_s
+        return int(self._native.prepare(epoch, moves, cut.strategy, size, pause, cut.drains))
 
     def _begin(self, handle: int, strategy: str, bins: int) -> LocalMigration:
         migration = LocalMigration(self, handle, strategy, bins)
@@ -442,13 +450,13 @@ class LocalSession:
         handle: int
         if epoch is not None:
             numbered = [(name(part), worker) for part, worker in todo]
-            handle = int(self._native.prepare(epoch, numbered, cut.strategy, cut.batch_size, cut.max_pause_s))
+            handle = self._prepare(epoch, numbered, cut)
             migration = self._begin(handle, cut.strategy, len(todo))
             self._prepared.append((migration, frozenset(number for number, _ in numbered)))
             return migration
         todo = [(part, worker) for part, worker in todo if name(part) in doubtful or self._cut.owner[part] != worker]
         planned = self._cut.steps(todo, cut)
-        handle = int(self._native.migrate(planned, cut.max_pause_s))
+        handle = int(self._native.migrate(planned, cut.max_pause_s, cut.drains))
         self._cut.owner.update(todo)
         return self._begin(handle, cut.strategy, len(todo))
 
@@ -559,6 +567,7 @@ class LocalSession:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        gap: str | None = None,
     ) -> LocalMigration:
         """Spread the bins evenly over the workers, moving as few as possible.
 
@@ -568,7 +577,7 @@ class LocalSession:
             Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
         tolerance : float, default 1.2
             By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
-        strategy, batch_size, max_pause
+        strategy, batch_size, max_pause, gap
             As for `migrate`.
 
         Returns
@@ -584,7 +593,7 @@ class LocalSession:
             When the workers have ended.
         """
         tolerance = parse_tolerance("tolerance", tolerance)
-        options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause}
+        options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause, "gap": gap}
         told = self._told()
         if parse_by(by) != "rows" or not told["owners"]:
             return self.migrate(**options)

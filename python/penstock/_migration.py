@@ -4,7 +4,7 @@ Owns: the checks of what a user asks for, the balanced target, the plan, and the
 and ``penstock.Engine``. The moves themselves are made by the workers. All keyed steps of a flow move together: where a
 bin moves, it does in each of them.
 
-Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; section 4.4: matched.
+Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; section 4.4: matched, and a gap that drains.
 """
 
 from __future__ import annotations
@@ -198,42 +198,50 @@ class Cut:
         For "batched" and "matched".
     max_pause_s : float, optional
         Steps are taken together as long as none holds rows up for longer than so many seconds.
+    drains : bool
+        Before each step but the first what waited when the one before was complete is worked off.
     """
 
     strategy: str
     batch_size: int
     max_pause_s: float | None
+    drains: bool = False
 
     @classmethod
-    def of(cls, strategy: str, batch_size: int | None, max_pause: Timeout | None) -> Cut:
+    def of(cls, strategy: str, batch_size: int | None, max_pause: Timeout | None = None, gap: str | None = None) -> Cut:
         """What a user wrote.
 
         Raises
         ------
         ConfigError
-            For another strategy, a size below 1, a pause below a millisecond, or one for "all-at-once".
+            For another strategy or gap, a size below 1, a pause below a millisecond, or either for "all-at-once".
 
         Examples
         --------
         >>> Cut.of("batched", None, None).batch_size, Cut.of("matched", None, "50ms")
-        (16, Cut(strategy='matched', batch_size=1, max_pause_s=0.05))
+        (16, Cut(strategy='matched', batch_size=1, max_pause_s=0.05, drains=False))
         """
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
         seconds = None if max_pause is None else parse_timeout(max_pause, least_s=0.001)
         if seconds is not None and strategy == "all-at-once":
             raise ConfigError("strategy 'all-at-once' is one step, whatever max_pause says: choose another one")
+        if gap is not None and gap != "drain":
+            raise ConfigError(f"gap={gap!r} is neither 'drain' nor None")
+        if gap is not None and strategy == "all-at-once":
+            raise ConfigError("strategy 'all-at-once' is one step, so there is no gap: choose another one")
         size = (1 if seconds is not None else 16) if batch_size is None else batch_size
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
-        return cls(strategy, min(size, _MOST_BINS), seconds)
+        return cls(strategy, min(size, _MOST_BINS), seconds, gap is not None)
 
     def told(self) -> dict[str, Any]:
         """As the engine's protocol has it."""
         sized = {"batched": "Batched", "matched": "Matched"}.get(self.strategy)
         plain = {"fluid": "Fluid", "all-at-once": "AllAtOnce"}.get(self.strategy)
         pause = None if self.max_pause_s is None else max(1, round(self.max_pause_s * 1000))
-        return {"strategy": {sized: {"size": self.batch_size}} if sized else plain, "max_pause_ms": pause}
+        strategy = {sized: {"size": self.batch_size}} if sized else plain
+        return {"strategy": strategy, "max_pause_ms": pause, "drains": self.drains}
 
 
 @dataclass(frozen=True)

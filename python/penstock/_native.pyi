@@ -1020,8 +1020,12 @@ class LocalRun:
     def done(self) -> bool:
         """Whether the input has ended and every result has been taken."""
 
-    def migrate(self, steps: Sequence[Sequence[tuple[int, int]]], max_pause: float | None = None) -> int:
+    def migrate(
+        self, steps: Sequence[Sequence[tuple[int, int]]], max_pause: float | None = None, drains: bool = False
+    ) -> int:
         """Start moving bins: `steps` is a list of lists of ``(bin, worker)``. Returns a handle for `wait_migration`.
+
+        With `drains` what waited when a step was complete is done before the next.
 
         Raises
         ------
@@ -1036,6 +1040,7 @@ class LocalRun:
         strategy: str,
         batch_bins: int,
         max_pause: float | None = None,
+        drains: bool = False,
     ) -> int:
         """Prepare ``(bin, worker)`` moves for an epoch that is not fed yet, in steps that are planned then.
 

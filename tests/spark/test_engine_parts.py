@@ -114,6 +114,11 @@ def test_moves_that_make_no_sense_are_refused() -> None:
     for target in ([0], [0, 0, 0], [0, 2]):
         with pytest.raises(ConfigError):
             moves_to([[0, 1]], target, 2)
+    for gap, told in [("drian", "gap='drian' is neither 'drain' nor None"), (True, "gap=True")]:
+        with pytest.raises(ConfigError, match=told):
+            Cut.of("fluid", None, None, gap)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'all-at-once' is one step, so there is no gap"):
+        Cut.of("all-at-once", None, None, "drain")
     for strategy, size, pause, told in [
         ("hasty", 1, None, "strategy 'hasty' is none of batched, all-at-once, fluid, matched"),
         ("batched", 0, None, "batch_size=0 must be an int of at least 1"),
@@ -124,8 +129,10 @@ def test_moves_that_make_no_sense_are_refused() -> None:
     ]:
         with pytest.raises(ConfigError, match=told):
             Cut.of(strategy, size, pause)  # type: ignore[arg-type]
-    assert Cut.of("batched", None, "0.25s").told() == {"strategy": {"Batched": {"size": 1}}, "max_pause_ms": 250}
-    assert Cut.of("all-at-once", None, None).told() == {"strategy": "AllAtOnce", "max_pause_ms": None}
+    told = Cut.of("batched", None, "0.25s", "drain").told()
+    assert told == {"strategy": {"Batched": {"size": 1}}, "max_pause_ms": 250, "drains": True}
+    told = Cut.of("all-at-once", None, None).told()
+    assert told == {"strategy": "AllAtOnce", "max_pause_ms": None, "drains": False}
 
 
 def test_a_migration_ends_when_all_its_queries_have() -> None:

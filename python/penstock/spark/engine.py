@@ -574,6 +574,7 @@ class Engine:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        gap: str | None = None,
         at_epoch: int | None = None,
         query: Any = None,
     ) -> Migration:
@@ -594,6 +595,10 @@ class Engine:
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost. Where a single one
             holds them up for longer (while slow functions run), steps are at most half as long again.
+        gap : {"drain"}, optional
+            What waited when a step was complete is worked off before the next one, so no row waits for two of them:
+            a batch that runs by then, whatever comes later. So one step at most holds up the rows of a batch; between
+            batches they follow at once. By default they always do.
         at_epoch : int, optional
             Prepared ahead: the first step takes effect before any row of that batch of Spark's is routed, whatever
             moves then, in every query that is meant. It waits in a query that is broken off, and is lost with one
@@ -609,12 +614,12 @@ class Engine:
         Raises
         ------
         ConfigError
-            When a bin, worker or strategy does not exist, or the epoch has passed in a query.
+            When a bin, worker, strategy or gap does not exist, or the epoch has passed in a query.
         EngineError
             When there is no such query, or it does not run.
         """
         self._require_open()
-        cut, epoch = Cut.of(strategy, batch_size, max_pause), parse_epoch(at_epoch)
+        cut, epoch = Cut.of(strategy, batch_size, max_pause, gap), parse_epoch(at_epoch)
         if isinstance(moves, Iterator):
             moves = list(moves)
         return self._ask(query, lambda found: found.wish(to, moves, cut), cut, epoch)
@@ -730,6 +735,7 @@ class Engine:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        gap: str | None = None,
         query: Any = None,
     ) -> Migration:
         """Spread the bins evenly over the workers, moving as few as possible.
@@ -740,7 +746,7 @@ class Engine:
             Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
         tolerance : float, default 1.2
             By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
-        strategy, batch_size, max_pause
+        strategy, batch_size, max_pause, gap
             As for `migrate`.
         query : StreamingQuery or str, optional
             Default every running query; by rows it may be left out when it is alone.
@@ -764,7 +770,8 @@ class Engine:
             owners = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else []
             target = dict(zip(looked.bins, owners, strict=True)) or None
             query = looked.query
-        return self.migrate(moves=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
+        options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause, "gap": gap}
+        return self.migrate(moves=target, query=query, **options)
 
     def loads(self, query: Any = None) -> pa.Table:
         """What each bin of a query gets; `query` may be left out when it is alone.

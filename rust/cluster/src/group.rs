@@ -18,7 +18,7 @@ use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
 use penstock_engine::{Range, Ranges, Recut};
 use penstock_files::{File, Index};
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
+    Cadence, Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
 };
 use penstock_plan::{CallError, Callbacks, LateRows, OpError, Plan, PlanError, Unreadable};
 use serde_json::{Value, json};
@@ -323,14 +323,14 @@ impl Host for GroupHost {
         running: &Running,
         handle: u64,
         steps: Vec<Vec<(Range, u32)>>,
-        max_pause: Option<Duration>,
+        cadence: Cadence,
         at_epoch: Option<u64>,
     ) {
         let number = |(range, worker)| (running.number(range), worker);
         let steps = steps.into_iter().map(|step| step.into_iter().map(number).collect()).collect();
         match at_epoch {
-            Some(epoch) => running.group.migrate_at(epoch, handle, steps, max_pause),
-            None => running.group.migrate(handle, steps, max_pause),
+            Some(epoch) => running.group.migrate_at(epoch, handle, steps, cadence),
+            None => running.group.migrate(handle, steps, cadence),
         }
     }
 

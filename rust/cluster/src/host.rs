@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
 use penstock_engine::{Layout, Range, Ranges, Recut, Stamp};
 use penstock_files::File;
-pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
+pub use penstock_plan::host::{Cadence, Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
 
 use crate::durable::{Segment, Source, Store, Use};
@@ -93,15 +92,14 @@ pub trait Host: Send + Sync + 'static {
         clock_ms: i64,
     ) -> Result<(), Failure>;
 
-    /// Moves bins and parts of them step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`]. With `max_pause`,
-    /// steps are taken together as long as none pauses for longer.
+    /// Moves bins and parts of them step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`].
     /// Prepared for an epoch, which is released next, the first step takes effect before its rows, whatever else is under way.
     fn migrate(
         &self,
         group: &Self::Group,
         handle: u64,
         steps: Vec<Vec<(Range, u32)>>,
-        max_pause: Option<Duration>,
+        cadence: Cadence,
         at_epoch: Option<u64>,
     );
 

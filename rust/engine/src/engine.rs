@@ -204,8 +204,8 @@ impl Engine {
                 let id = query.clone();
                 self.told(&id, event, &mut out);
             }
-            Event::Migrate { moves, strategy, max_pause_ms, at_epoch } => {
-                self.migrate(moves, Cut { strategy, max_pause_ms, at_epoch }, &mut out);
+            Event::Migrate { moves, strategy, max_pause_ms, drains, at_epoch } => {
+                self.migrate(moves, Cut { strategy, max_pause_ms, drains, at_epoch }, &mut out);
             }
         }
         self.retire(&mut out);

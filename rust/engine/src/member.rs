@@ -104,6 +104,8 @@ pub enum MemberEffect {
         steps: Vec<Vec<(Range, u32)>>,
         /// See [`Event::Migrate`](crate::Event::Migrate).
         max_pause_ms: Option<u32>,
+        /// See [`Event::Migrate`](crate::Event::Migrate).
+        drains: bool,
         /// See [`Request::Migrate`].
         at_epoch: Option<u64>,
     },
@@ -304,9 +306,9 @@ impl Member {
                 self.storing.insert(ticket, true);
                 out.push(MemberEffect::MergeFiles { ticket, stamp, files });
             }
-            Request::Migrate { stamp, handle, steps, max_pause_ms, at_epoch } => {
+            Request::Migrate { stamp, handle, steps, max_pause_ms, drains, at_epoch } => {
                 self.able(stamp)?.migrations.insert(handle, ticket);
-                out.push(MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch });
+                out.push(MemberEffect::Migrate { handle, steps, max_pause_ms, drains, at_epoch });
             }
             Request::Recut { stamp, handle, recut } => {
                 self.able(stamp)?.migrations.insert(handle, ticket);

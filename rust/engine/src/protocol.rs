@@ -226,6 +226,9 @@ pub enum Request {
         steps: Vec<Vec<(Range, u32)>>,
         /// See [`Event::Migrate`].
         max_pause_ms: Option<u32>,
+        /// See [`Event::Migrate`].
+        #[serde(default)]
+        drains: bool,
         /// The epoch that it is prepared for, which is released next: the first step takes effect before its rows are routed.
         at_epoch: Option<u64>,
     },
@@ -431,6 +434,9 @@ pub enum Event {
         /// Milliseconds that no step may pause for longer, where one step's ranges allow it: steps are taken together as long as they stay
         /// within it. None: one by one.
         max_pause_ms: Option<u32>,
+        /// Each step but the first waits until the rows that waited when the one before was complete have been worked off.
+        #[serde(default)]
+        drains: bool,
         /// Of each query the epoch that it is prepared for: its first step takes effect before any row of that epoch, whatever moves then.
         at_epoch: Option<u64>,
     },

@@ -19,7 +19,8 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bound
 use penstock_bins::{Command, Range, Strategy, number_of, range_of};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
-    Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepReport, Watermarks,
+    Cadence, Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepReport,
+    Watermarks,
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
@@ -396,17 +397,24 @@ impl LocalRun {
     }
 
     /// Starts moving bins: `steps` is a list of lists of ``(bin, worker)``, taken together as long as none pauses for longer than
-    /// `max_pause` seconds, one by one without. Returns a handle for `wait_migration`.
-    #[pyo3(signature = (steps, max_pause=None))]
-    fn migrate(&self, py: Python<'_>, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<f64>) -> PyResult<u64> {
+    /// `max_pause` seconds, one by one without. With `drains` what waited when a step was complete is done before the next. Returns a handle
+    /// for `wait_migration`.
+    #[pyo3(signature = (steps, max_pause=None, drains=false))]
+    fn migrate(
+        &self,
+        py: Python<'_>,
+        steps: Vec<Vec<(u32, u32)>>,
+        max_pause: Option<f64>,
+        drains: bool,
+    ) -> PyResult<u64> {
         let inner = self.inner(py)?;
-        let max_pause = self::timeout(max_pause)?;
+        let cadence = Cadence { max_pause: timeout(max_pause)?, drains };
         steps.iter().try_for_each(|step| inner.check_moves(step))?;
         let started = py.detach(|| {
             inner.with(|books| {
                 let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
                 let handle = books.next_migration;
-                group.migrate(handle, steps, max_pause);
+                group.migrate(handle, steps, cadence);
                 books.next_migration += 1;
                 books.migrations.insert(handle, None);
                 Ok::<_, Problem>(handle)
@@ -417,7 +425,8 @@ impl LocalRun {
 
     /// Prepares moves for an epoch that is not fed yet: ``(bin, worker)`` of bins that are elsewhere then, in steps that are planned then.
     /// Returns a handle for `wait_migration`.
-    #[pyo3(signature = (at_epoch, moves, strategy, batch_bins, max_pause=None))]
+    #[pyo3(signature = (at_epoch, moves, strategy, batch_bins, max_pause=None, drains=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn prepare(
         &self,
         py: Python<'_>,
@@ -426,9 +435,10 @@ impl LocalRun {
         strategy: &str,
         batch_bins: usize,
         max_pause: Option<f64>,
+        drains: bool,
     ) -> PyResult<u64> {
         let inner = self.inner(py)?;
-        let max_pause = self::timeout(max_pause)?;
+        let cadence = Cadence { max_pause: timeout(max_pause)?, drains };
         let refuse = |message: String| errors::raise(Kind::Config, &message);
         let strategy = Strategy::parse(strategy, batch_bins).map_err(|error| refuse(error.to_string()))?;
         inner.check_moves(&moves)?;
@@ -439,7 +449,7 @@ impl LocalRun {
                     return Ok(Err(books.next_epoch));
                 }
                 let handle = books.next_migration;
-                group.prepare(at_epoch, handle, moves, strategy, max_pause).expect("a strategy that was parsed");
+                group.prepare(at_epoch, handle, moves, strategy, cadence).expect("a strategy that was parsed");
                 books.next_migration += 1;
                 books.migrations.insert(handle, None);
                 Ok::<_, Problem>(Ok(handle))

@@ -27,7 +27,7 @@ use super::generation_mesh;
 use super::outputs::Piece;
 use crate::durable::{self, Author, Checkpoint, Segment, Use};
 use crate::error::Failure;
-use crate::host::{Host, HostEvent, Keep, Launch, not_durable};
+use crate::host::{Cadence, Host, HostEvent, Keep, Launch, not_durable};
 use crate::message::Ask;
 
 /// What the control loop asks for.
@@ -240,8 +240,9 @@ impl<H: Host> Actor<H> {
                 let released = self.release(&release);
                 return released.err().map(|failure| MemberEvent::Failed(self.cause(failure)));
             }
-            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
-                let refused = self.migrate(handle, steps, max_pause_ms, at_epoch).err()?;
+            MemberEffect::Migrate { handle, steps, max_pause_ms, drains, at_epoch } => {
+                let max_pause = max_pause_ms.map(|ms| Duration::from_millis(ms.into()));
+                let refused = self.migrate(handle, steps, Cadence { max_pause, drains }, at_epoch).err()?;
                 let refused = Some(self.cause(refused));
                 return Some(MemberEvent::MigrationDone { handle, times: Vec::new(), refused });
             }
@@ -464,7 +465,7 @@ impl<H: Host> Actor<H> {
         &self,
         handle: Handle,
         steps: Vec<Vec<(Range, u32)>>,
-        max_pause_ms: Option<u32>,
+        cadence: Cadence,
         at_epoch: Option<u64>,
     ) -> Result<(), Failure> {
         let running = self.leading()?;
@@ -475,8 +476,7 @@ impl<H: Host> Actor<H> {
             let message = format!("no range {range} of {bits} bits or more, or no worker {worker} of {workers}");
             return Err(Failure::new("migration", message));
         }
-        let max_pause = max_pause_ms.map(|ms| Duration::from_millis(ms.into()));
-        self.core.host.migrate(&running.group, handle, steps, max_pause, at_epoch);
+        self.core.host.migrate(&running.group, handle, steps, cadence, at_epoch);
         Ok(())
     }
 

@@ -202,7 +202,10 @@ fn migrations_are_checked_and_answered_by_the_leader() {
     let migrate = |steps: &[&[(u32, u32)]]| {
         let range = |(bin, worker): &(u32, u32)| (Range::new(*bin, 3).unwrap(), *worker);
         let steps = steps.iter().map(|step| step.iter().map(range).collect()).collect();
-        ask("q", Request::Migrate { stamp: stamp(1), handle: 5, steps, max_pause_ms: None, at_epoch: None })
+        ask(
+            "q",
+            Request::Migrate { stamp: stamp(1), handle: 5, steps, max_pause_ms: None, drains: false, at_epoch: None },
+        )
     };
     let body = driver.ask(0, &migrate(&[&[(0, 3)], &[(1, 2), (2, 1)]]));
     assert_eq!(body["answer"], json!({"Migrated": {"times": [[0, 1], [0, 1]], "refused": null}}));
@@ -248,7 +251,14 @@ fn requests_that_cannot_be_served_are_answered_by_kind() {
         Request::CloseEpoch { epoch: 0 },
         Request::Settle { epoch: 0 },
         Request::Discard { epoch: 0 },
-        Request::Migrate { stamp: stamp(0), handle: 0, steps: vec![], max_pause_ms: None, at_epoch: None },
+        Request::Migrate {
+            stamp: stamp(0),
+            handle: 0,
+            steps: vec![],
+            max_pause_ms: None,
+            drains: false,
+            at_epoch: None,
+        },
         Request::CancelMigration { stamp: stamp(0), handle: 0 },
     ] {
         assert_eq!(refused(ask("q", request)), "unknown_query");

@@ -102,7 +102,8 @@ fn generations_begin_with_bins_of_different_lengths() {
     // Parts come together and are one bin again, before an epoch that breaks off: both are held, and one will do.
     let steps = mixed.within(bin(3)).iter().map(|(part, _)| (*part, 1)).collect();
     let stamp = crate::common::stamp(cluster.generation);
-    let together = Request::Migrate { stamp, handle: 4, steps: vec![steps], max_pause_ms: None, at_epoch: None };
+    let together =
+        Request::Migrate { stamp, handle: 4, steps: vec![steps], max_pause_ms: None, drains: false, at_epoch: None };
     assert_eq!(cluster.driver.ask(0, &ask("q", together))["ok"], true);
     let merged = cluster.driver.ask(0, &cluster.recut(5, Recut::Merge { ranges: vec![bin(3)] }));
     assert_eq!(merged["answer"]["Migrated"]["refused"], Value::Null, "{merged}");

@@ -296,7 +296,7 @@ impl Cluster {
         let range = |(bin, worker): &(u32, u32)| (Range::new(*bin, BITS).unwrap(), *worker);
         let steps = steps.iter().map(|step| step.iter().map(range).collect()).collect();
         let stamp = stamp(self.generation);
-        ask("q", Request::Migrate { stamp, handle, steps, max_pause_ms: None, at_epoch: None })
+        ask("q", Request::Migrate { stamp, handle, steps, max_pause_ms: None, drains: false, at_epoch: None })
     }
 }
 

@@ -22,7 +22,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
+use penstock_cluster::host::{Cadence, Host, HostEvent, Keep, Launch, PartitionRows, Rows};
 use penstock_cluster::session::{Keys, Limits, Secret, Stream};
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
 use penstock_engine::{Commit, Layout, MemberId, Range, Ranges, Recut, Release, Request, Stamp, Start};
@@ -253,14 +253,7 @@ impl Host for Echo {
         Ok(())
     }
 
-    fn migrate(
-        &self,
-        group: &EchoGroup,
-        handle: u64,
-        steps: Vec<Vec<(Range, u32)>>,
-        _: Option<Duration>,
-        _: Option<u64>,
-    ) {
+    fn migrate(&self, group: &EchoGroup, handle: u64, steps: Vec<Vec<(Range, u32)>>, _: Cadence, _: Option<u64>) {
         let moved: usize = steps.iter().map(Vec::len).sum();
         let plain = |step: &Vec<(Range, u32)>| -> Vec<(u32, u32)> {
             step.iter().map(|(range, worker)| (range.prefix(), *worker)).collect()

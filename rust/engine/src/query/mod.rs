@@ -172,11 +172,13 @@ enum Stage {
     CheckingReturn,
 }
 
-/// How a migration goes: what moves at one time, for how long that may pause, and the epoch that it is prepared for.
+/// How a migration goes: what moves at one time, for how long that may pause, whether rows that wait then go first, and the epoch that it is
+/// prepared for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
     pub(crate) strategy: Strategy,
     pub(crate) max_pause_ms: Option<u32>,
+    pub(crate) drains: bool,
     pub(crate) at_epoch: Option<u64>,
 }
 

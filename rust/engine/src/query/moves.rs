@@ -261,12 +261,12 @@ impl Query {
         handle: Option<Handle>,
         steps: Steps,
         then: Option<Recut>,
-        Cut { max_pause_ms, at_epoch, .. }: Cut,
+        Cut { max_pause_ms, drains, at_epoch, .. }: Cut,
         view: &mut View<'_>,
     ) {
         let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone(), then }, view);
         let (stamp, leader) = (self.stamp, self.members[0]);
-        let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms, at_epoch };
+        let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms, drains, at_epoch };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
     }
 
@@ -417,7 +417,8 @@ impl Query {
             .flat_map(|layout| layout.balanced(&keeps))
             .filter(|(range, _)| seen.insert(*range))
             .collect();
-        let cut = Cut { strategy: view.setup.shares, max_pause_ms: view.setup.max_pause_ms, at_epoch: None };
+        let (strategy, max_pause_ms) = (view.setup.shares, view.setup.max_pause_ms);
+        let cut = Cut { strategy, max_pause_ms, drains: false, at_epoch: None };
         let steps = self.cut(cut.strategy, moves).expect("the engine's own strategy has steps");
         if !steps.is_empty() {
             self.order(None, steps, None, cut, view);

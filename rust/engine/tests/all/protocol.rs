@@ -146,7 +146,7 @@ impl Script {
     fn migrate(&mut self, handle: u64, wish: Wish, size: usize) {
         let strategy = Strategy::Batched { size };
         let moves = vec![Moving { query: QUERY.into(), handle, wish }];
-        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch: None });
+        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, drains: false, at_epoch: None });
     }
 
     fn prepare(&mut self, moves: &[(u64, &str, Wish)], size: usize, at_epoch: Option<u64>) {
@@ -156,7 +156,7 @@ impl Script {
             wish: wish.clone(),
         };
         let (moves, strategy) = (moves.iter().map(moving).collect(), Strategy::Batched { size });
-        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch });
+        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, drains: false, at_epoch });
     }
 
     fn owners(&self) -> Vec<u32> {
@@ -243,6 +243,20 @@ fn migrations_take_turns_and_are_planned_when_theirs_comes() {
     let cut = script.moved();
     assert!(cut.values().all(|outcome| outcome.as_ref().unwrap_err().contains("member 2 is gone: killed")), "{cut:?}");
     assert_eq!(cut.len(), 2);
+}
+
+#[test]
+fn how_steps_follow_one_another_is_handed_on() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hold = vec!["Migrate"];
+    let moves = vec![Moving { query: QUERY.into(), handle: 1, wish: Wish::To(vec![1; 4]) }];
+    let strategy = Strategy::Batched { size: 1 };
+    script.hear(Event::Migrate { moves, strategy, max_pause_ms: Some(9), drains: true, at_epoch: None });
+    let Request::Migrate { max_pause_ms, drains, .. } = &script.held[0].2 else { panic!("{:?}", script.held) };
+    assert_eq!((*max_pause_ms, *drains), (Some(9), true));
+    script.let_go();
+    assert_eq!(script.moved(), [(1, Ok(2))].into());
 }
 
 #[test]

@@ -292,7 +292,7 @@ impl World {
         // For an epoch to come, one that runs, or one that is over.
         let at_epoch = self.dice.once_in(3).then(|| last + self.dice.below(4));
         let moves = vec![Moving { query: QUERY.into(), handle, wish }];
-        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, at_epoch });
+        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, drains: false, at_epoch });
         if self.dice.once_in(5) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }
@@ -330,7 +330,7 @@ impl World {
         self.reached(if matches!(recut, Recut::Merge { .. }) { "merging" } else { "splitting" });
         let moves = vec![Moving { query: QUERY.into(), handle, wish: Wish::Recut(recut) }];
         let strategy = if self.dice.once_in(2) { Strategy::AllAtOnce } else { Strategy::Fluid };
-        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch: None });
+        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms: None, drains: false, at_epoch: None });
         if self.dice.once_in(8) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }

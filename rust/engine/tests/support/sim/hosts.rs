@@ -160,7 +160,7 @@ impl World {
                 self.later(member, 5, MemberEvent::Started(outcome));
             }
             MemberEffect::ReleaseInput(release) => self.release_input(member, release),
-            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
+            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch, .. } => {
                 let bits = process.bits;
                 let number = |(range, to): (Range, u32)| (number_of(range, bits).expect("a bin or part of one"), to);
                 let plain = |step: Vec<(Range, u32)>| step.into_iter().map(number).collect();
