@@ -1,12 +1,13 @@
-//! Plans that are graphs: what compilation makes of them, and random ones on workers whose bins move, against an oracle of bags.
+//! Plans that are graphs: what compilation makes of them, and where marks and joins stand in them. Random ones are in `property`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::group::{Cluster, Random, config, fresh, moves, read, rows};
+use crate::property::plans::made;
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use penstock_plan::host::{Begin, End, Inline, Piece, Pulled};
+use penstock_plan::host::{Begin, End, Piece};
 use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, StepSpec};
 
@@ -44,12 +45,8 @@ fn total(emit: Emit) -> StepSpec {
 }
 
 fn joined(left: &[&str], right: &[&str]) -> StepSpec {
-    joined_how(left, right, JoinHow::Inner)
-}
-
-fn joined_how(left: &[&str], right: &[&str], how: JoinHow) -> StepSpec {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let (left, right) = (names(left), names(right));
+    let (left, right, how) = (names(left), names(right), JoinHow::Inner);
     let (within, until, validate) = (None, None, None);
     StepSpec::Join { left, right, how, within, until, validate, windowed: false, suffix: None, operator: None }
 }
@@ -64,7 +61,7 @@ fn refused(sources: &[&str], steps: Vec<NodeSpec>) -> String {
     Plan::compile(graph(sources, steps)).map(|plan| plan.explain()).unwrap_err().to_string()
 }
 
-/// Call 0 adds one to v, 1 names it w, 2 makes one of v and w.
+/// Call 0 adds one to v, 1 names it w.
 struct Calls;
 
 impl Callbacks for Calls {
@@ -73,7 +70,6 @@ impl Callbacks for Calls {
         match call {
             0 => all.iter_mut().for_each(|row| row[1] += 1),
             1 => return Ok(rows(&["k", "w"], &all)),
-            2 => all = all.iter().map(|row| mixed(row[0], row[1], row[2])).collect(),
             call => panic!("call {call}"),
         }
         Ok(rows(&["k", "v"], &all))
@@ -82,10 +78,6 @@ impl Callbacks for Calls {
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
         unreachable!("no step has state of its own")
     }
-}
-
-fn mixed(key: i64, v: i64, w: i64) -> Vec<i64> {
-    vec![key, (31 * v + w) % 1_000]
 }
 
 fn calls() -> Arc<dyn Callbacks> {
@@ -208,220 +200,12 @@ fn pieces_lead_from_exchange_to_exchange() {
     assert_eq!(begins, [Begin::Source(0), Begin::Keyed(0), Begin::Keyed(1)]);
 }
 
-/// What a plan gives of these rows in pieces, between which rows meet by their hash in one of two parts.
-fn in_pieces(plan: &Arc<Plan>, sources: &[Bag]) -> Bag {
-    let mut routed: BTreeMap<(usize, usize), Vec<RecordBatch>> = BTreeMap::new();
-    let mut output = Vec::new();
-    for piece in plan.pieces() {
-        let mut made = Vec::new();
-        for part in 0..2 {
-            let mut inline = Inline::new(plan.clone(), calls(), Some(piece)).unwrap();
-            let mut given = Vec::new();
-            match piece.begin {
-                Begin::Source(number) => {
-                    let whole = rows(&["k", "v"], &sources[number]);
-                    let half = whole.num_rows() / 2;
-                    given.push((
-                        0,
-                        if part == 0 { whole.slice(0, half) } else { whole.slice(half, whole.num_rows() - half) },
-                    ));
-                }
-                Begin::Keyed(op) => {
-                    for side in 0..plan.piece_inputs(piece).len() {
-                        let leads = Piece { end: End::Keyed { op, side }, ..piece };
-                        for batch in routed.get(&(op, side)).into_iter().flatten() {
-                            let hashes = plan.exchange_hashes(leads, batch).unwrap().unwrap();
-                            let here = (0..batch.num_rows() as u32).filter(|row| hashes[*row as usize] % 2 == part);
-                            let here = arrow_array::UInt32Array::from_iter_values(here);
-                            given.push((side as u8, arrow_select::take::take_record_batch(batch, &here).unwrap()));
-                        }
-                    }
-                }
-            }
-            for (input, batch) in given {
-                inline.push(input, &batch).unwrap();
-                drain(&mut inline, &mut made);
-            }
-            inline.finish().unwrap();
-            drain(&mut inline, &mut made);
-        }
-        match piece.end {
-            End::Keyed { op, side } => routed.entry((op, side)).or_default().extend(made),
-            End::Output => output.extend(made),
-        }
-    }
-    read(&output)
-}
-
-fn drain(inline: &mut Inline, made: &mut Vec<RecordBatch>) {
-    loop {
-        match inline.pull(std::time::Duration::from_secs(1)).unwrap() {
-            Pulled::Made(batches) => made.extend(batches),
-            Pulled::Idle => return,
-            Pulled::Working => {}
-        }
-    }
-}
-
-#[test]
-fn random_graphs_in_pieces_equal_the_oracle() {
-    for seed in 0..60 {
-        let mut random = Random(7_000 + seed);
-        let made = made(&mut random);
-        let plan = Arc::new(Plan::compile(made.spec.clone()).unwrap());
-        let bag = |random: &mut Random| -> Bag {
-            (0..random.below(200)).map(|_| vec![random.below(60) as i64, random.below(9) as i64]).collect()
-        };
-        let sources: Vec<Bag> = plan.sources().iter().map(|_| bag(&mut random)).collect();
-        let mut expected = oracle(&made.words, &sources).pop().unwrap();
-        let mut given = in_pieces(&plan, &sources);
-        expected.sort();
-        given.sort();
-        assert_eq!(given, expected, "seed {seed}: {}", plan.explain());
-        // Whole, in one thread.
-        let mut whole = Inline::new(plan.clone(), calls(), None).unwrap();
-        let mut all = Vec::new();
-        for (number, bag) in (0..).zip(&sources) {
-            whole.push(number, &rows(&["k", "v"], bag)).unwrap();
-            drain(&mut whole, &mut all);
-        }
-        whole.finish().unwrap();
-        drain(&mut whole, &mut all);
-        let mut all = read(&all);
-        all.sort();
-        assert_eq!(all, expected, "seed {seed}");
-    }
-}
-
 type Bag = Vec<Vec<i64>>;
-
-/// A plan, and what is computed at each of its nodes, in words that an oracle reads.
-struct Made {
-    spec: PlanSpec,
-    words: Vec<Word>,
-}
-
-enum Word {
-    Source(usize),
-    Map(usize),
-    Union(Vec<usize>),
-    Total(usize),
-    /// Of what comes out of a join with another node.
-    Join(usize, usize, JoinHow),
-    /// What only tells the next step something.
-    Key,
-}
-
-/// A random graph in which every node has rows (k, v).
-fn made(random: &mut Random) -> Made {
-    let sources: Vec<String> = (0..1 + random.below(3)).map(|at| format!("s{at}")).collect();
-    let mut words: Vec<Word> = (0..sources.len()).map(Word::Source).collect();
-    let mut steps = Vec::new();
-    // Nodes with rows.
-    let mut whole: Vec<usize> = (0..sources.len()).collect();
-    for _ in 0..2 + random.below(5) {
-        let mut pick = || whole[random.below(whole.len() as u64) as usize];
-        let (one, other, third) = (pick(), pick(), pick());
-        let word = match random.below(5) {
-            // Once, so that pairs of pairs do not fill memory.
-            4 if !words.iter().any(|word| matches!(word, Word::Join(..))) => {
-                Word::Join(one, other, HOWS[random.below(6) as usize])
-            }
-            0 => Word::Map(one),
-            1 => Word::Total(one),
-            2 => Word::Union(vec![one, other]),
-            _ => Word::Union(vec![one, other, third]),
-        };
-        add(word, &mut steps, &mut words);
-        whole.push(words.len() - 1);
-    }
-    // All that nobody takes comes out.
-    let used: BTreeSet<usize> = words.iter().flat_map(inputs).collect();
-    let unused: Vec<usize> = whole.into_iter().filter(|node| !used.contains(node)).collect();
-    if unused.len() > 1 {
-        add(Word::Union(unused), &mut steps, &mut words);
-    }
-    let names: Vec<&str> = sources.iter().map(String::as_str).collect();
-    Made { spec: graph(&names, steps), words }
-}
-
-fn inputs(word: &Word) -> Vec<usize> {
-    match word {
-        Word::Source(_) | Word::Key => Vec::new(),
-        Word::Map(one) | Word::Total(one) => vec![*one],
-        Word::Join(one, other, _) => vec![*one, *other],
-        Word::Union(all) => all.clone(),
-    }
-}
-
-fn add(word: Word, steps: &mut Vec<NodeSpec>, words: &mut Vec<Word>) {
-    match &word {
-        Word::Source(_) | Word::Key => unreachable!("not chosen"),
-        Word::Map(one) => steps.push(node(&[*one], map(0, &["k", "v"]))),
-        Word::Union(all) => steps.push(node(all, StepSpec::Union {})),
-        Word::Join(one, other, how) => {
-            let at = words.len();
-            steps.push(node(&[*other], map(1, &["k", "w"])));
-            steps.push(node(&[*one, at], joined_how(&["k"], &["k"], *how)));
-            steps.push(node(&[at + 1], map(if how.is_filter() { 0 } else { 2 }, &["k", "v"])));
-            words.extend([Word::Key, Word::Key]);
-        }
-        Word::Total(one) => {
-            steps.push(node(&[*one], by_key()));
-            words.push(Word::Key);
-            steps.push(total(Emit::Final).into());
-        }
-    }
-    words.push(word);
-}
 
 /// Rows (k, v, w) of rows (k, v) and (k, w).
 fn pairs<'a>(left: &'a Bag, right: &'a Bag) -> impl Iterator<Item = Vec<i64>> + 'a {
     let with = move |l: &'a Vec<i64>| right.iter().filter(move |r| r[0] == l[0]).map(move |r| vec![l[0], l[1], r[1]]);
     left.iter().flat_map(with)
-}
-
-const HOWS: [JoinHow; 6] = [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
-
-/// What comes out of a join at the end: pairs (k, v, w), rows of one side with 0 for what the other would say, or left rows.
-fn met(left: &Bag, right: &Bag, how: JoinHow) -> Bag {
-    let has = |bag: &Bag, row: &[i64]| bag.iter().any(|other| other[0] == row[0]);
-    let lone_left = || left.iter().filter(|row| !has(right, row)).map(|row| vec![row[0], row[1], 0]);
-    let lone_right = || right.iter().filter(|row| !has(left, row)).map(|row| vec![row[0], 0, row[1]]);
-    match how {
-        JoinHow::Inner => pairs(left, right).collect(),
-        JoinHow::Left => pairs(left, right).chain(lone_left()).collect(),
-        JoinHow::Right => pairs(left, right).chain(lone_right()).collect(),
-        JoinHow::Full => pairs(left, right).chain(lone_left()).chain(lone_right()).collect(),
-        JoinHow::Semi => left.iter().filter(|row| has(right, row)).cloned().collect(),
-        JoinHow::Anti => left.iter().filter(|row| !has(right, row)).cloned().collect(),
-    }
-}
-
-/// The rows of each node, all at once.
-fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
-    let mut bags: Vec<Bag> = Vec::new();
-    for word in words {
-        bags.push(match word {
-            Word::Source(number) => sources[*number].clone(),
-            Word::Map(one) => bags[*one].iter().map(|row| vec![row[0], row[1] + 1]).collect(),
-            Word::Union(all) => all.iter().flat_map(|one| bags[*one].clone()).collect(),
-            Word::Total(one) => {
-                let mut sums = BTreeMap::<i64, i64>::new();
-                bags[*one].iter().for_each(|row| *sums.entry(row[0]).or_default() += row[1]);
-                sums.into_iter().map(|(key, sum)| vec![key, sum]).collect()
-            }
-            Word::Join(one, other, how) => {
-                let all = met(&bags[*one], &bags[*other], *how).into_iter();
-                match how.is_filter() {
-                    true => all.map(|row| vec![row[0], row[1] + 1]).collect(),
-                    false => all.map(|pair| mixed(pair[0], pair[1], pair[2])).collect(),
-                }
-            }
-            Word::Key => Vec::new(),
-        });
-    }
-    bags
 }
 
 #[test]
@@ -525,43 +309,6 @@ fn a_join_goes_back_to_where_the_epoch_began() {
     }
 }
 
-#[test]
-fn random_graphs_equal_the_oracle_while_bins_move() {
-    let mut joins = 0;
-    for seed in 0..40 {
-        let (processes, threads) = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)][seed as usize % 5];
-        let mut random = Random(1_000 + seed);
-        let made = made(&mut random);
-        let plan = Arc::new(Plan::compile(made.spec.clone()).unwrap());
-        let workers = processes * threads;
-        joins += made.words.iter().filter(|word| matches!(word, Word::Join(..))).count();
-        let cluster = Cluster::start(&config(&plan, &calls(), workers), processes, threads, 1, fresh(processes));
-        let mut fed: Vec<Bag> = vec![Vec::new(); plan.sources().len()];
-        let (mut given, mut migrated) = (Bag::new(), 0);
-        for epoch in 0..4 {
-            let mut blocks = Vec::new();
-            for (number, fed) in fed.iter_mut().enumerate() {
-                for _ in 0..random.below(3) {
-                    let block: Bag =
-                        (0..random.below(120)).map(|_| vec![random.below(60) as i64, random.below(9) as i64]).collect();
-                    blocks.push((number as u8, rows(&["k", "v"], &block)));
-                    fed.extend(block);
-                }
-            }
-            cluster.release_of(epoch, &blocks, (epoch == 3).then_some(i64::MAX));
-            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 3), None);
-            given.extend(read(&cluster.complete(epoch, &mut migrated).unwrap()));
-        }
-        let mut expected = oracle(&made.words, &fed).pop().unwrap();
-        expected.sort();
-        given.sort();
-        assert!(given == expected, "seed {seed}: {} rows, not {}\n{}", given.len(), expected.len(), plan.explain());
-        let (_, errors) = cluster.stop();
-        assert!(errors.is_empty(), "seed {seed}: {errors:?}");
-    }
-    assert!(joins > 5, "{joins} joins in all");
-}
-
 /// With updates, each key speaks once at the end of each epoch, on however many paths its rows came.
 #[test]
 fn marks_pass_each_operator_once() {
@@ -636,7 +383,7 @@ fn ways(plan: &Plan) -> Vec<(String, String)> {
 #[test]
 fn a_drawing_has_every_edge_between_nodes_that_it_has() {
     for seed in 0..300 {
-        let plan = Plan::compile(made(&mut Random(seed)).spec).unwrap();
+        let plan = Plan::compile(made(&mut Random(seed), 4).spec).unwrap();
         let drawing = plan.dot();
         assert_eq!(edges(&drawing), ways(&plan), "seed {seed}: {drawing}");
         let is_node = |name: &String| drawing.contains(&format!("  {name} ["));

@@ -1,17 +1,18 @@
-//! Joins of every kind, with intervals, in windows and without, against a naive twin: what comes out of each epoch, and what is late in it, on
+//! Joins of every kind, with intervals, in windows and without, against the oracle of `property`: what comes out of each epoch, and what is late in it, on
 //! some workers whose bins move and whose number changes, while epochs are broken off and undone, or all is lost but files.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use crate::group::{Cluster, PATIENCE, Random, config, fresh, moves};
+use crate::common::cells;
+use crate::group::{Cluster, PATIENCE, Random, config, file, fresh, loaded, moves};
+use crate::property::{Oracle, expected, told};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use penstock_files::{File, Range, Segment, select, write};
-use penstock_plan::host::{Event, Loaded, Record, Resident, Rows};
+use penstock_files::Range;
+use penstock_plan::host::{Event, Rows};
 use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, Validate, WindowKind};
 use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, LateRows, Plan, PlanSpec, StepSpec};
 use proptest::prelude::*;
@@ -49,7 +50,6 @@ enum Near {
 
 /// Key, time and number of a row.
 type Row = [Option<i64>; 3];
-type Bag = Vec<Vec<Option<i64>>>;
 
 #[derive(Clone, Debug)]
 struct Epoch {
@@ -114,219 +114,12 @@ fn plan(how: JoinHow, near: Near, once: bool) -> Plan {
     Plan::compile(spec).unwrap()
 }
 
-/// Before when a left row meets others: without a time until the end.
-fn until(row: Row) -> i64 {
-    row[2].unwrap_or(i64::MAX)
-}
-
-/// The twin: it keeps all rows that ever came in time.
-struct Twin {
-    how: JoinHow,
-    near: Near,
-    watermark: i64,
-    /// Rows, in windows with the start of one, whether they have met one, and whether they have come out alone.
-    sides: [Vec<(Row, i64, bool, bool)>; 2],
-}
-
-impl Twin {
-    fn keeps(&self, side: usize) -> bool {
-        match self.how {
-            JoinHow::Left | JoinHow::Anti => side == 0,
-            JoinHow::Right => side == 1,
-            JoinHow::Full => true,
-            JoinHow::Inner | JoinHow::Semi => false,
-        }
-    }
-
-    fn filters(&self) -> bool {
-        matches!(self.how, JoinHow::Semi | JoinHow::Anti)
-    }
-
-    fn bounds(&self, window: i64) -> Vec<Option<i64>> {
-        match self.near {
-            Near::Windows(size, _) => vec![Some(window), Some(window + size)],
-            _ => Vec::new(),
-        }
-    }
-
-    fn alone(&self, side: usize, row: Row, window: i64) -> Vec<Option<i64>> {
-        let mut all = self.bounds(window);
-        match side {
-            0 if self.filters() => all.extend(row),
-            0 => all.extend([row[0], row[1], row[2], None, None]),
-            _ => all.extend([row[0], None, None, row[1], row[2]]),
-        }
-        all
-    }
-
-    /// The windows of a row, or one that is none; whether it is late in each.
-    fn windows(&self, time: Option<i64>) -> Vec<(i64, bool)> {
-        match (self.near, time) {
-            (Near::Whenever, _) => vec![(0, false)],
-            (_, None) => vec![(0, true)],
-            (Near::Within(..) | Near::Until, Some(time)) => vec![(0, time < self.watermark)],
-            (Near::Windows(size, every), Some(time)) => {
-                let starts = (time - size + 1..=time).filter(|start| start.rem_euclid(every) == 0);
-                starts.map(|start| (start, start + size <= self.watermark)).collect()
-            }
-        }
-    }
-
-    fn meets(&self, (left, of): (Row, i64), (right, other): (Row, i64)) -> bool {
-        let near = match self.near {
-            Near::Whenever => true,
-            Near::Within(lower, upper) => (lower..=upper).contains(&(right[1].unwrap() - left[1].unwrap())),
-            Near::Until => (left[1].unwrap()..until(left)).contains(&right[1].unwrap()),
-            Near::Windows(..) => of == other,
-        };
-        left[0].is_some() && left[0] == right[0] && near
-    }
-
-    /// When nothing can meet it any more.
-    fn is_over(&self, side: usize, row: Row, window: i64) -> bool {
-        match self.near {
-            Near::Whenever => self.watermark == i64::MAX,
-            Near::Windows(size, _) => window + size <= self.watermark,
-            Near::Within(lower, upper) => row[1].unwrap() + [upper, -lower][side] < self.watermark,
-            Near::Until if side == 0 => until(row) <= self.watermark,
-            Near::Until => row[1].unwrap() < self.watermark,
-        }
-    }
-
-    /// What comes out of an epoch, and what is late in it.
-    fn epoch(&mut self, epoch: &Epoch) -> (Bag, Bag) {
-        let (mut out, mut late) = (Bag::new(), Bag::new());
-        for side in [0, 1] {
-            for &row in &epoch.rows[side] {
-                let windows = self.windows(row[1]);
-                // A key that is null keeps its row out before it can be late, where nobody would see it.
-                let seen = row[0].is_some() || self.keeps(side);
-                if !windows.is_empty() && windows.iter().all(|(_, late)| *late) && seen {
-                    late.push(row.to_vec());
-                }
-                for (window, _) in windows.into_iter().filter(|(_, late)| !late) {
-                    if row[0].is_none() {
-                        if self.keeps(side) {
-                            out.push(self.alone(side, row, window));
-                        }
-                        continue;
-                    }
-                    let mut met = false;
-                    let mut others = std::mem::take(&mut self.sides[1 - side]);
-                    for (other, of, other_met, _) in &mut others {
-                        let [left, right] =
-                            if side == 0 { [(row, window), (*other, *of)] } else { [(*other, *of), (row, window)] };
-                        if !self.meets(left, right) {
-                            continue;
-                        }
-                        if !self.filters() {
-                            let mut pair = self.bounds(window);
-                            pair.extend(left.0);
-                            pair.extend(&right.0[1..]);
-                            out.push(pair);
-                        } else if self.how == JoinHow::Semi && side == 1 && !*other_met {
-                            out.push(self.alone(0, left.0, window));
-                        }
-                        (*other_met, met) = (true, true);
-                    }
-                    self.sides[1 - side] = others;
-                    if self.how == JoinHow::Semi && side == 0 && met {
-                        out.push(self.alone(0, row, window));
-                    }
-                    self.sides[side].push((row, window, met, false));
-                }
-            }
-        }
-        let Some(watermark) = epoch.watermark else { return (out, late) };
-        self.watermark = self.watermark.max(watermark);
-        for side in [0, 1] {
-            if !self.keeps(side) {
-                continue;
-            }
-            let mut mine = std::mem::take(&mut self.sides[side]);
-            for (row, window, met, told) in &mut mine {
-                if !*met && !*told && self.is_over(side, *row, *window) {
-                    out.push(self.alone(side, *row, *window));
-                    *told = true;
-                }
-            }
-            self.sides[side] = mine;
-        }
-        (out, late)
-    }
-}
-
-fn read(batches: &[RecordBatch]) -> Bag {
-    let value = |column: &ArrayRef, row| {
-        let column = column.as_primitive::<Int64Type>();
-        column.is_valid(row).then(|| column.value(row))
-    };
-    let rows = |batch: &RecordBatch| -> Bag {
-        (0..batch.num_rows()).map(|row| batch.columns().iter().map(|column| value(column, row)).collect()).collect()
-    };
-    batches.iter().flat_map(rows).collect()
-}
-
-/// What comes out of an epoch, and what is late, without the bounds of windows; and what it changed.
-fn complete(
-    cluster: &Cluster,
-    epoch: u64,
-    workers: usize,
-    (lates, windowed): (&LateRows, bool),
-) -> ((Bag, Bag), Vec<Record>) {
-    let (mut out, mut late, mut left, mut records) = (Vec::new(), Vec::new(), workers, Vec::new());
-    while left > 0 {
-        match cluster.groups[0].1.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("epoch {epoch} hangs")) {
-            Event::EpochDone { epoch: done, outputs, late: behind, record, .. } => {
-                assert_eq!(done, epoch);
-                records.extend(record);
-                out.extend(outputs.into_iter().map(Rows::into_here));
-                late.extend(behind.into_iter().map(Rows::into_here));
-                left -= 1;
-            }
-            Event::MigrationDone { .. } => {}
-            other => panic!("{other:?}"),
-        }
-    }
-    let mut late = read(&late.iter().map(|batch| lates.unpack(batch).1).collect::<Vec<_>>());
-    if windowed {
-        late.iter_mut().for_each(|row| drop(row.drain(..2)));
-    }
-    ((read(&out), late), records)
-}
-
-fn file(epoch: u64, records: Vec<Record>) -> File<Vec<u8>> {
-    let segments = records.into_iter().map(|Record { range, base, chunks, .. }| {
-        Ok::<_, Infallible>(Segment { operator: "join".into(), range, base, chunks })
-    });
-    let bytes = write(segments).flat_map(Result::unwrap).collect::<Vec<_>>();
-    File::open(format!("data-{epoch}"), bytes).unwrap()
-}
-
-/// All bins, from files.
-fn loaded(plan: &Plan, calls: &Arc<dyn Callbacks>, files: &[File<Vec<u8>>]) -> Resident {
-    let (mut resident, mut all) = (Resident::nothing(), Loaded::default());
-    for bin in 0..16 {
-        let range = Range::new(bin, 4).unwrap();
-        all.load(plan, calls, "join", range, select(files, "join", range)).unwrap();
-    }
-    resident.keep(all);
-    resident
-}
-
-fn sorted((mut out, mut late): (Bag, Bag)) -> (Bag, Bag) {
-    out.sort();
-    late.sort();
-    (out, late)
-}
-
 /// Without a journal bins lend their rows to the worker.
 fn run(how: JoinHow, (near, once): (Near, bool), epochs: &[Epoch], seed: u64, journal: bool) {
     let plan = Arc::new(plan(how, near, once));
     let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
     let mut random = Random(seed);
-    let mut twin = Twin { how, near, watermark: i64::MIN, sides: [Vec::new(), Vec::new()] };
-    let (windowed, lates) = (matches!(near, Near::Windows(..)), LateRows::of(&plan));
+    let (mut oracle, mut reached) = (Oracle::new(plan.spec(), &[]), i64::MIN);
     let start = |epoch: u64, workers: usize, watermark: i64, residents| {
         let mut config = config(&plan, &calls, workers);
         (config.journal, config.record, config.epoch) = (journal, journal, epoch);
@@ -347,23 +140,24 @@ fn run(how: JoinHow, (near, once): (Near, bool), epochs: &[Epoch], seed: u64, jo
             cluster.release_of(number, &blocks, watermark);
             cluster.groups[0].0.migrate(number, moves(&mut random, workers, number % 3), None);
             if done {
-                complete(&cluster, number, workers, (&lates, windowed));
+                cluster.done(number, &mut 0).unwrap();
             }
             let (mut residents, errors) = cluster.stop();
             assert!(errors.is_empty(), "{errors:?}");
             if random.below(2) == 0 {
-                residents = vec![loaded(&plan, &calls, &files)];
+                residents = vec![loaded(&plan, &calls, &files, (0..16).map(|bin| Range::new(bin, 4).unwrap()))];
             }
             workers = epoch.workers;
-            cluster = start(number, workers, twin.watermark, residents);
+            cluster = start(number, workers, reached, residents);
         }
         cluster.release_of(number, &blocks, watermark);
         cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3), None);
-        let (given, records) = complete(&cluster, number, workers, (&lates, windowed));
-        files.push(file(number, records));
-        let given = sorted(given);
-        let expected = sorted(twin.epoch(epoch));
-        assert_eq!(given, expected, "epoch {number} on {workers} workers");
+        let done = cluster.done(number, &mut 0).unwrap();
+        let sources = [0, 1].map(|side| cells(&block(how, side, &epoch.rows[side])));
+        let expected = expected(&plan, &oracle.epoch(&sources, epoch.watermark));
+        assert_eq!(told(&plan, &done), expected, "epoch {number} on {workers} workers");
+        files.push(file(&plan, number, done.records));
+        reached = epoch.watermark.unwrap_or(reached);
         if journal {
             cluster.groups[0].0.settle(number);
         }
@@ -412,7 +206,7 @@ fn near() -> impl Strategy<Value = Near> {
 proptest! {
     #![proptest_config(penstock_cases::cases(120))]
     #[test]
-    fn joins_equal_the_twin_at_every_epoch(
+    fn joins_equal_the_oracle_at_every_epoch(
         how in 0..HOWS.len(),
         near in near(),
         once: bool,

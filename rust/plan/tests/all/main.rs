@@ -18,6 +18,7 @@ mod kept;
 mod keys;
 mod overlap;
 mod plans;
+mod property;
 mod reads;
 mod recut;
 mod top;

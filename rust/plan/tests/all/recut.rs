@@ -1,11 +1,10 @@
 //! M-24 on threads and processes: bins are split, move part by part, and are merged, while epochs run; every epoch gives the rows that one
 //! worker gives whose bins rest.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::group::{Cluster, PATIENCE, Random, config, fresh, read, rows};
-use penstock_bins::{Command, ControlError, Range, Routing, bin, number_of, range_of};
+use crate::group::{Cluster, Deed, PATIENCE, Random, config, deeds, fresh, read, rows};
+use penstock_bins::{Command, ControlError, Range, Routing, number_of, range_of};
 use penstock_plan::host::{Event, HostError, Refusal, Resident};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{CallError, Callbacks, ForeignState, Plan};
@@ -37,55 +36,6 @@ fn plan(steps: &str) -> Arc<Plan> {
     Arc::new(Plan::from_json(&format!(r#"{{"version":2,"sources":[{source}],"steps":[{steps}]}}"#)).unwrap())
 }
 
-enum Deed {
-    Moves(Vec<Vec<(u32, u32)>>),
-    Recut(Vec<Command>),
-}
-
-/// Splits, moves and merges in the order in which they take their turns; `routing` is where they lead.
-fn deeds(random: &mut Random, routing: &mut Routing, workers: usize) -> Vec<Deed> {
-    let mut deeds = Vec::new();
-    for _ in 0..random.below(4) {
-        let present: Vec<(u32, u32)> = routing.bins_owned().collect();
-        let whole_of = |part: u32| bin(range_of(part, 4).unwrap().first(), 4);
-        let mut pick = || present[random.below(present.len() as u64) as usize].0;
-        let some: Vec<u32> = (0..12).map(|_| pick()).collect();
-        let mut doing = Vec::new();
-        match random.below(4) {
-            0 | 1 => {
-                let fine = some.into_iter().filter(|bin| range_of(*bin, 4).unwrap().length() < 10);
-                let fine = fine.map(|bin| (bin, 1 + bin as u8 % 4)).collect::<BTreeMap<u32, u8>>();
-                doing.push(Deed::Recut(fine.into_iter().map(|(bin, bits)| Command::Split { bin, bits }).collect()));
-            }
-            2 => {
-                let moves = some.into_iter().map(|bin| (bin, random.below(workers as u64) as u32));
-                let moves = moves.collect::<BTreeMap<_, _>>().into_iter().collect::<Vec<_>>();
-                doing.push(Deed::Moves(moves.chunks(5).map(<[_]>::to_vec).collect()));
-            }
-            _ => {
-                let whole = whole_of(some.iter().copied().max().unwrap());
-                let parts = present.iter().filter(|(part, _)| whole_of(*part) == whole);
-                let parts: Vec<_> = parts.map(|(part, _)| (*part, whole % workers as u32)).collect();
-                if parts.len() > 1 {
-                    doing.push(Deed::Moves(vec![parts]));
-                    doing.push(Deed::Recut(vec![Command::Merge { bin: whole }]));
-                }
-            }
-        }
-        for deed in &doing {
-            let commands: Vec<Command> = match deed {
-                Deed::Recut(commands) => commands.clone(),
-                Deed::Moves(steps) => {
-                    steps.iter().flatten().map(|&(bin, worker)| Command::Move { bin, worker }).collect()
-                }
-            };
-            commands.iter().for_each(|command| drop(routing.apply(command).unwrap()));
-        }
-        deeds.append(&mut doing);
-    }
-    deeds
-}
-
 #[test]
 fn epochs_give_the_same_rows_while_bins_are_split_and_merged() {
     let none: Arc<dyn Callbacks> = Arc::new(NoCalls);
@@ -112,23 +62,15 @@ fn epochs_give_the_same_rows_while_bins_are_split_and_merged() {
                 let watermark = if epoch + 1 == EPOCHS { i64::MAX } else { (epoch * 10_000) as i64 };
                 let early = random.below(2) == 0;
                 let doing = deeds(&mut random, &mut routing, workers);
-                let ask = |asked: &mut usize| {
-                    for deed in &doing {
-                        match deed {
-                            Deed::Moves(steps) => cluster.groups[0].0.migrate(epoch, steps.clone(), None),
-                            Deed::Recut(commands) => cluster.groups[0].0.recut(epoch, commands.clone()),
-                        }
-                        *asked += 1;
-                    }
-                };
+                asked += doing.len();
                 if early {
-                    ask(&mut asked);
+                    cluster.ask(epoch, &doing);
                 }
                 for cluster in [&cluster, &twin] {
                     cluster.release(epoch, &["t", "k", "v"], &values, Some(watermark));
                 }
                 if !early {
-                    ask(&mut asked);
+                    cluster.ask(epoch, &doing);
                 }
                 for command in doing.iter().filter_map(|deed| match deed {
                     Deed::Recut(commands) => Some(commands),
@@ -143,12 +85,7 @@ fn epochs_give_the_same_rows_while_bins_are_split_and_merged() {
                 expected.sort_unstable();
                 assert_eq!(found, expected, "{steps}: {processes} x {threads}, epoch {epoch}");
             }
-            while done < asked {
-                match cluster.groups[0].1.recv_timeout(PATIENCE).expect("an idle one finishes") {
-                    Event::MigrationDone { .. } => done += 1,
-                    other => panic!("{other:?}"),
-                }
-            }
+            cluster.rest(asked, &mut done);
             let deadline = std::time::Instant::now() + PATIENCE;
             let expected: Vec<(Range, u32)> =
                 routing.bins_owned().map(|(bin, owner)| (range_of(bin, 4).unwrap(), owner)).collect();

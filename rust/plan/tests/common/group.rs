@@ -1,6 +1,8 @@
 //! Groups of workers in threads and processes, and what tests feed them.
 #![allow(dead_code, unreachable_pub)] // each test binary uses a part of it
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +11,11 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
+use penstock_bins::{Command, Routing, bin, range_of};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Endpoint, FabricGuard, FabricTag, Limits};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows};
+use penstock_files::{File, Range, Segment, select, write};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Loaded, PartitionRows, Record, Resident, Rows};
 use penstock_plan::{Callbacks, Plan};
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,6 +34,14 @@ pub fn read(batches: &[RecordBatch]) -> Vec<Vec<i64>> {
         }
     }
     all
+}
+
+/// What all workers tell of an epoch.
+#[derive(Debug, Default)]
+pub struct Done {
+    pub rows: Vec<RecordBatch>,
+    pub late: Vec<RecordBatch>,
+    pub records: Vec<Record>,
 }
 
 /// Groups of one or more processes that work on one query.
@@ -99,9 +111,16 @@ impl Cluster {
         }
     }
 
-    /// Waits until every worker has completed `epoch`; counts completed migrations on the way.
+    /// Waits until every worker has completed `epoch`, in which no row is late; counts completed migrations on the way.
     pub fn complete(&self, epoch: u64, migrated: &mut usize) -> Result<Vec<RecordBatch>, HostError> {
-        let mut all = Vec::new();
+        let done = self.done(epoch, migrated)?;
+        assert_eq!(done.late.iter().map(RecordBatch::num_rows).sum::<usize>(), 0, "late rows in epoch {epoch}");
+        Ok(done.rows)
+    }
+
+    /// Waits until every worker has completed `epoch`; counts completed migrations on the way.
+    pub fn done(&self, epoch: u64, migrated: &mut usize) -> Result<Done, HostError> {
+        let mut all = Done::default();
         for (group, inbox) in &self.groups {
             let mut left = self.workers / self.groups.len();
             while left > 0 {
@@ -109,9 +128,11 @@ impl Cluster {
                     .recv_timeout(PATIENCE)
                     .unwrap_or_else(|_| panic!("epoch {epoch} hangs: {:?}", group.stats()))
                 {
-                    Event::EpochDone { epoch: done, outputs, late_rows, .. } => {
-                        assert_eq!((done, late_rows), (epoch, 0));
-                        all.extend(outputs.into_iter().map(Rows::into_here));
+                    Event::EpochDone { epoch: done, outputs, late, record, .. } => {
+                        assert_eq!(done, epoch);
+                        all.rows.extend(outputs.into_iter().map(Rows::into_here));
+                        all.late.extend(late.into_iter().map(Rows::into_here));
+                        all.records.extend(record);
                         left -= 1;
                     }
                     Event::MigrationDone { .. } => *migrated += 1,
@@ -122,6 +143,26 @@ impl Cluster {
             }
         }
         Ok(all)
+    }
+
+    /// Asks for migrations, splits and merges.
+    pub fn ask(&self, handle: u64, deeds: &[Deed]) {
+        for deed in deeds {
+            match deed {
+                Deed::Moves(steps) => self.groups[0].0.migrate(handle, steps.clone(), None),
+                Deed::Recut(commands) => self.groups[0].0.recut(handle, commands.clone()),
+            }
+        }
+    }
+
+    /// Waits while no epoch is under way until so many migrations, splits and merges are complete.
+    pub fn rest(&self, asked: usize, migrated: &mut usize) {
+        while *migrated < asked {
+            match self.groups[0].1.recv_timeout(PATIENCE).expect("an idle one finishes") {
+                Event::MigrationDone { .. } => *migrated += 1,
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     pub fn stop(self) -> (Vec<Resident>, Vec<HostError>) {
@@ -153,6 +194,13 @@ pub fn fresh(processes: usize) -> Vec<Resident> {
 pub struct Random(pub u64);
 
 impl Random {
+    /// Seeds that follow one another differ from the first number on.
+    pub fn seeded(seed: u64) -> Self {
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5eed);
+        (0..4).for_each(|_| _ = random.below(2));
+        random
+    }
+
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) % bound
@@ -171,4 +219,82 @@ pub fn moves(random: &mut Random, workers: usize, strategy: u64) -> Vec<Vec<(u32
         1 => all.chunks(3).map(<[_]>::to_vec).collect(),
         _ => all.into_iter().map(|step| vec![step]).collect(),
     }
+}
+
+/// A migration, or bins that are split or merged.
+pub enum Deed {
+    Moves(Vec<Vec<(u32, u32)>>),
+    Recut(Vec<Command>),
+}
+
+/// Splits, moves and merges in the order in which they take their turns; `routing` is where they lead.
+pub fn deeds(random: &mut Random, routing: &mut Routing, workers: usize) -> Vec<Deed> {
+    let bits = routing.bits();
+    let mut deeds = Vec::new();
+    for _ in 0..random.below(4) {
+        let present: Vec<(u32, u32)> = routing.bins_owned().collect();
+        let whole_of = |part: u32| bin(range_of(part, bits).unwrap().first(), bits);
+        let mut pick = || present[random.below(present.len() as u64) as usize].0;
+        let some: Vec<u32> = (0..12).map(|_| pick()).collect();
+        let mut doing = Vec::new();
+        match random.below(4) {
+            0 | 1 => {
+                let fine = some.into_iter().filter(|bin| range_of(*bin, bits).unwrap().length() < 10);
+                let fine = fine.map(|bin| (bin, 1 + bin as u8 % 4)).collect::<BTreeMap<u32, u8>>();
+                doing.push(Deed::Recut(fine.into_iter().map(|(bin, bits)| Command::Split { bin, bits }).collect()));
+            }
+            2 => {
+                let moves = some.into_iter().map(|bin| (bin, random.below(workers as u64) as u32));
+                let moves = moves.collect::<BTreeMap<_, _>>().into_iter().collect::<Vec<_>>();
+                doing.push(Deed::Moves(moves.chunks(5).map(<[_]>::to_vec).collect()));
+            }
+            _ => {
+                let whole = whole_of(some.iter().copied().max().unwrap());
+                let parts = present.iter().filter(|(part, _)| whole_of(*part) == whole);
+                let parts: Vec<_> = parts.map(|(part, _)| (*part, whole % workers as u32)).collect();
+                if parts.len() > 1 {
+                    doing.push(Deed::Moves(vec![parts]));
+                    doing.push(Deed::Recut(vec![Command::Merge { bin: whole }]));
+                }
+            }
+        }
+        for deed in &doing {
+            let commands: Vec<Command> = match deed {
+                Deed::Recut(commands) => commands.clone(),
+                Deed::Moves(steps) => {
+                    steps.iter().flatten().map(|&(bin, worker)| Command::Move { bin, worker }).collect()
+                }
+            };
+            commands.iter().for_each(|command| drop(routing.apply(command).unwrap()));
+        }
+        deeds.append(&mut doing);
+    }
+    deeds
+}
+
+/// What an epoch changed, as a file.
+pub fn file(plan: &Plan, epoch: u64, records: Vec<Record>) -> File<Vec<u8>> {
+    let names: Vec<&str> = plan.keyed().map(|keyed| keyed.operator.as_str()).collect();
+    let segments = records.into_iter().map(|Record { op, range, base, chunks }| {
+        Ok::<_, Infallible>(Segment { operator: names[op].into(), range, base, chunks })
+    });
+    let bytes = write(segments).flat_map(Result::unwrap).collect::<Vec<_>>();
+    File::open(format!("data-{epoch}"), bytes).unwrap()
+}
+
+/// Bins of these ranges, of all operators, from files.
+pub fn loaded(
+    plan: &Plan,
+    calls: &Arc<dyn Callbacks>,
+    files: &[File<Vec<u8>>],
+    ranges: impl Iterator<Item = Range>,
+) -> Resident {
+    let (mut resident, mut all) = (Resident::nothing(), Loaded::default());
+    for range in ranges {
+        for keyed in plan.keyed() {
+            all.load(plan, calls, &keyed.operator, range, select(files, &keyed.operator, range)).unwrap();
+        }
+    }
+    resident.keep(all);
+    resident
 }

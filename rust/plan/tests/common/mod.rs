@@ -59,12 +59,17 @@ fn cell(array: &dyn Array, row: usize) -> Cell {
     }
 }
 
+/// The rows of a block.
+pub fn cells(batch: &RecordBatch) -> Vec<Vec<Cell>> {
+    (0..batch.num_rows()).map(|row| batch.columns().iter().map(|column| cell(column, row)).collect()).collect()
+}
+
 /// The rows of blocks as a sorted bag.
 pub fn bag(batches: &[RecordBatch]) -> Vec<Vec<Cell>> {
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     for batch in batches {
         assert!(batch.num_rows() > 0 && batch.num_rows() <= penstock_plan::BLOCK_ROWS);
-        rows.extend((0..batch.num_rows()).map(|row| batch.columns().iter().map(|column| cell(column, row)).collect()));
+        rows.extend(cells(batch));
     }
     rows.sort();
     rows
