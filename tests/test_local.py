@@ -475,18 +475,23 @@ def test_a_gap_lets_what_waited_go_first() -> None:
     wanted = rows(flow.stateful_map(running, schema="k bigint, total bigint").run(source))
     with flow.stateful_map(held, schema="k bigint, total bigint").start(workers=2, streaming=True) as session:
         sessions.append(session)
+        assert session.rebalance(gap="drain").wait(60).bins == 0, "it is even"
+        with pytest.raises(ConfigError, match="gap='soon' is neither 'drain' nor None"):
+            session.migrate(gap="soon")
         to = [1 - owner for owner in session.owners()[0]]
         options: Any = {"strategy": "batched", "batch_size": 64}
         moved = session.migrate(to=to, at_epoch=2, gap="drain", **options)
-        # Two more had been fed when the second batch was still held, so when the first step was complete.
-        assert rows(session.run(iter(source))) == wanted
-        report = moved.wait(60)
-        epochs = [step.epoch for step in report.steps]
-        assert (epochs[0], len(epochs), report.bins) == (2, 4, 256) and epochs[1] >= 4
-        assert session.owners() == [to]
-        assert session.rebalance(gap="drain").wait(60).bins == 0
-        with pytest.raises(ConfigError, match="gap='soon' is neither 'drain' nor None"):
-            session.migrate(gap="soon")
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            yield from source
+            report = moved.wait(60)
+            epochs = [step.epoch for step in report.steps]
+            assert (epochs[0], len(epochs), report.bins) == (2, 4, 256)
+            # Two more had been fed when the second batch was still held, so when the first step was complete.
+            assert epochs[1] >= 4
+            assert session.owners() == [to]
+
+        assert rows(session.run(feed())) == wanted
 
 
 def test_a_session_that_has_just_begun_tells_where_its_bins_are() -> None:
