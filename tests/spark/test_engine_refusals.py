@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], type[EngineError], str]] = {
         r"manifest-0+2-\S+ has version 9; this release reads up to 1: use the release that wrote it, or a later one$",
     ),
     "a newer claim": (
-        lambda folder: rewrite(newest(folder, "claim"), newer),
+        lambda folder: rewrite(only(folder, "claim-*"), newer),
         StorageError,
         r"claim-0+\d has version 9; this release reads up to 1: use the release that wrote it, or a later one$",
     ),
