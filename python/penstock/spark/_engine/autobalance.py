@@ -28,7 +28,7 @@ from penstock._durations import Timeout, parse_timeout
 from penstock._migration import parse_tolerance
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError
 
 __all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
 
@@ -166,7 +166,7 @@ class Host(Protocol):
     ) -> None: ...
     def resize(self, workers: int) -> None: ...
     def tell(self, query: str, advised: bool, **facts: Any) -> None: ...
-    def failed(self, error: PenstockError) -> None: ...
+    def failed(self, error: Exception) -> None: ...
 
 
 class _Watched:
@@ -258,7 +258,7 @@ class Autobalance:
         while not self._closing.wait(self._rules.every_s):
             try:
                 self.look(time.time())
-            except PenstockError as error:
+            except Exception as error:
                 # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
                 self._engine.failed(error)
 
@@ -412,6 +412,6 @@ class Balanced:
         """Enter in the log what was done for a query, or what would be."""
         self._engine._journal.balanced(self._engine._queries.find(query).id, advised, **facts)
 
-    def failed(self, error: PenstockError) -> None:
+    def failed(self, error: Exception) -> None:
         """Enter in the log why a look came to nothing."""
         self._engine._journal.unbalanced(error)
