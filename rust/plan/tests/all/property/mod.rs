@@ -357,7 +357,8 @@ impl Run {
     }
 }
 
-/// Owners of bins, each in the process that can bring it back. Of a bin that was split before, and all whose parts are there as well, either comes.
+/// Owners of bins, each in the process that can bring it back. All operators have the same ranges, as in an engine: of a bin that was split before, and
+/// all whose parts are there as well, either comes.
 fn routings(
     random: &mut Random,
     residents: &[Resident],
@@ -368,22 +369,27 @@ fn routings(
     let finest = random.below(2) == 0;
     let inventories: Vec<_> = residents.iter().map(|resident| resident.inventory(epoch)).collect();
     let salt = random.below(7) as u32;
+    let process_of = |op: usize, range: Range| inventories.iter().position(|all| all[op].1.contains(&range));
+    let ops = 0..config.plan.keyed_ops();
+    let of_first = inventories.iter().flat_map(|inventory| inventory.first()).flat_map(|(_, ranges)| ranges);
+    let mut common: Vec<Range> =
+        of_first.copied().filter(|range| ops.clone().all(|op| process_of(op, *range).is_some())).collect();
+    common.sort_by_key(|range| (if finest { 64 - range.length() } else { range.length() }, range.first()));
+    let mut chosen: Vec<Range> = Vec::new();
+    for range in common {
+        if chosen.iter().all(|other| !other.intersects(range)) {
+            chosen.push(range);
+        }
+    }
     let routing = |op: usize| {
-        let mut there: Vec<(Range, usize)> = Vec::new();
-        for (process, inventory) in inventories.iter().enumerate() {
-            there.extend(inventory[op].1.iter().map(|range| (*range, process)));
-        }
-        there.sort_by_key(|(range, _)| (if finest { 64 - range.length() } else { range.length() }, range.first()));
-        let mut chosen: Vec<(Range, u32)> = Vec::new();
-        for (range, process) in there {
-            if chosen.iter().all(|(other, _)| !other.intersects(range)) {
-                let thread = (bin(range.first(), 10) + salt) as usize % threads;
-                chosen.push((range, (process * threads + thread) as u32));
-            }
-        }
-        Routing::of_ranges(config.bits, &chosen).unwrap()
+        let owned = chosen.iter().map(|range| {
+            let process = process_of(op, *range).expect("all operators have it");
+            let thread = (bin(range.first(), 10) + salt) as usize % threads;
+            (*range, (process * threads + thread) as u32)
+        });
+        Routing::of_ranges(config.bits, &owned.collect::<Vec<_>>()).unwrap()
     };
-    (0..config.plan.keyed_ops()).map(routing).collect()
+    ops.clone().map(routing).collect()
 }
 
 /// How many processes, and threads of each.
