@@ -183,12 +183,16 @@ def test_a_silent_source_holds_no_other_back(live: Live) -> None:
 def test_a_source_that_fails_ends_the_run_while_another_is_silent(live: Live) -> None:
     flow = pk.Flow("n bigint", name="a").union(pk.Flow("n bigint", name="b"))
 
+    taken = threading.Event()
+
     def broken() -> Iterator[pa.Table]:
         yield pa.table({"n": [1]})
+        assert taken.wait(30)
         raise OSError("the disk is gone")
 
     with flow.run({"a": live, "b": broken()}, streaming=True) as results:
         assert within(30, lambda: next(results))["n"].to_pylist() == [1]
+        taken.set()
         with pytest.raises(OSError, match="the disk is gone"):
             raise within(30, lambda: caught(results))
 

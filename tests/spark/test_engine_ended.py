@@ -170,9 +170,10 @@ def test_a_query_that_cannot_come_back_is_dropped(
         assert query.id in engine.queries
     assert sum(n for n, _ in state(kept).values()) == 1_200
     # Until somebody deletes it.
+    life = engine._ended._lives[query.id]
     monkeypatch.setattr("penstock.spark._engine.ended._AGAIN_S", 0.1)
     shutil.rmtree(tmp_path / "check")
-    engine._ended._lives[query.id].next = 0.0
+    life.next = 0.0
     engine._ended._changed.set()
     wait_for(lambda: query.id not in engine.queries, what="it is dropped")
     wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")

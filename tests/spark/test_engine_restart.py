@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from durable_support import Runs as Durable
 from engine_support import COUNTS, Gate, Kept, bag, numbers, stream, wait_for, write
 from penstock.errors import EngineError, UserFunctionError
 
@@ -187,47 +186,3 @@ def test_another_flow_is_refused_with_the_reason(runs: Runs, place: str | None) 
     assert isinstance(runs.function.error, EngineError)
     runs.run(keyed(adding(1)), checkpoint=place)
     assert runs.worth(1) == [2, 2]
-
-
-def test_a_timer_function_that_raised_is_mended_where_its_bins_went_to(cluster: Any, tmp_path: Path) -> None:
-    """Each timer fires once in what is written: after its bin has moved, and after another engine has restored it."""
-    runs = Durable(cluster, tmp_path)
-
-    def flow(broken: bool) -> pk.Flow:
-        def remind(n: int | None, k: int, v: int) -> Any:
-            return (n or 0) + 1, None, (v + 1_300, v)
-
-        def reminded(n: int, time: int, v: int, k: int) -> Any:
-            if broken and v % 600 == 350:
-                raise ValueError(f"no {v}")
-            return n, (k, time)
-
-        keyed = pk.Flow(SCHEMA, event_time="v").key_by("k")
-        return keyed.stateful_map(remind, schema="k bigint, at bigint", on_timer=reminded)
-
-    def breaks(engine: pk.Engine) -> None:
-        for _ in range(2):
-            error = runs.fails(engine, flow(broken=True))
-            assert isinstance(error, UserFunctionError)
-            assert str(error.__cause__) == f"no {350 + 600 * (runs.batches - 3)}"
-        assert runs.batches - 1 not in runs.kept.batches
-
-    # Timers are due from the third batch on.
-    runs.add(2)
-    with pk.Engine(cluster, workers=2, bits=4) as engine:
-        runs.run(engine, flow(broken=True))
-        owners = engine.owners(runs.function.query_id)[0]
-        target = [1 - owner for owner in owners]
-        assert engine.migrate(to=target, query=runs.function.query_id).wait(60).bins == 16
-        runs.add()
-        breaks(engine)
-        runs.run(engine, flow(broken=False))
-        assert engine.owners(runs.function.query_id)[0] == target
-    runs.add()
-    with pk.Engine(cluster, workers=3, bits=5) as engine:
-        breaks(engine)
-        runs.run(engine, flow(broken=False))
-    fired = bag(*runs.kept.batches.values())
-    # The watermark is the greatest v, and a timer at it is due.
-    assert set(fired.values()) == {1} and sorted(at for _, at in fired) == list(range(1_300, 2_400 - 1))
-    assert all(k == (at - 1_300) % 7 for k, at in fired)

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
+from durable_support import Runs
 from engine_support import Kept, bag, counted, numbers, stream, write
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, PenstockError, UserFunctionError
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -309,3 +310,47 @@ def test_steps_of_an_engine_of_version_1_are_restored(cluster: Any, tmp_path: Pa
     later = bag(*kept.batches.values(), rest)
     assert later + bag(pq.read_table(STEPS / "given-out.parquet")) == bag(whole)
     assert {step for step, _, _ in later} == {*NAMES} - {"first"}, "each key had come before"
+
+
+def test_a_timer_function_that_raised_is_mended_where_its_bins_went_to(cluster: Any, tmp_path: Path) -> None:
+    """Each timer fires once in what is written: after its bin has moved, and after another engine has restored it."""
+    runs = Runs(cluster, tmp_path)
+
+    def flow(broken: bool) -> pk.Flow:
+        def remind(n: int | None, k: int, v: int) -> Any:
+            return (n or 0) + 1, None, (v + 1_300, v)
+
+        def reminded(n: int, time: int, v: int, k: int) -> Any:
+            if broken and v % 600 == 350:
+                raise ValueError(f"no {v}")
+            return n, (k, time)
+
+        keyed = pk.Flow(SCHEMA, event_time="v").key_by("k")
+        return keyed.stateful_map(remind, schema="k bigint, at bigint", on_timer=reminded)
+
+    def breaks(engine: pk.Engine) -> None:
+        for _ in range(2):
+            error = runs.fails(engine, flow(broken=True))
+            assert isinstance(error, UserFunctionError)
+            assert str(error.__cause__) == f"no {350 + 600 * (runs.batches - 3)}"
+        assert runs.batches - 1 not in runs.kept.batches
+
+    # Timers are due from the third batch on.
+    runs.add(2)
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        runs.run(engine, flow(broken=True))
+        owners = engine.owners(runs.function.query_id)[0]
+        target = [1 - owner for owner in owners]
+        assert engine.migrate(to=target, query=runs.function.query_id).wait(60).bins == 16
+        runs.add()
+        breaks(engine)
+        runs.run(engine, flow(broken=False))
+        assert engine.owners(runs.function.query_id)[0] == target
+    runs.add()
+    with pk.Engine(cluster, workers=3, bits=5) as engine:
+        breaks(engine)
+        runs.run(engine, flow(broken=False))
+    fired = bag(*runs.kept.batches.values())
+    # The watermark is the greatest v, and a timer at it is due.
+    assert set(fired.values()) == {1} and sorted(at for _, at in fired) == list(range(1_300, 2_400 - 1))
+    assert all(k == (at - 1_300) % 7 for k, at in fired)
