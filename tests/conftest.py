@@ -21,6 +21,7 @@ import pytest
 from _pytest.nodeid import coerce_node_id
 from hypothesis import settings
 
+import interrupt_support
 import spark_classes
 
 #: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes
@@ -54,6 +55,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what repeats for minutes")
     parser.addoption("--real", action="store_true", help="also run what needs Kafka, PostgreSQL, Delta and S3")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--long"):
+        interrupt_support.THINNED = 1
 
 
 def module_of(item: pytest.Item) -> str:

@@ -92,7 +92,7 @@ fn actions(state: &mut State) -> Vec<(Action<u64>, Left)> {
 
 /// Visits every state; how many there are, and whether that is all.
 fn explore(founders: usize, left: Left) -> (usize, usize, bool) {
-    let limit = std::env::var("PENSTOCK_STATES").map_or(30_000, |text| text.parse().expect("a number of states"));
+    let limit = std::env::var("PENSTOCK_STATES").map_or(10_000, |text| text.parse().expect("a number of states"));
     let mut seen: HashSet<u64> = HashSet::new();
     let mut ends = 0;
     let mut work: Vec<State> = vec![(start(founders), left)];
