@@ -9,10 +9,11 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
-from penstock.errors import ConfigError, PlanError
+from penstock.errors import ConfigError, PlanError, SchemaError
 
 UTC = dt.timezone.utc
 HOUR = 3_600_000_000
@@ -185,3 +186,20 @@ def test_what_is_wrong_with_windows_is_told() -> None:
     assert "window(tumbling 1d from 6h in Europe/Berlin)" in repr(flow)
     assert "tumbling 24 h from 6 h in Europe/Berlin on ts" in flow.explain()
     assert "sessions with gaps of 1 s on ts" in keyed().window(pk.session("1s")).agg(n=pk.count()).explain()
+
+
+def test_a_window_that_lost_its_end_is_refused_by_tops_of_windows() -> None:
+    """Not told as late: rows of a step that has no late rows would come under the columns of another's."""
+
+    def without_ends(batch: pa.RecordBatch) -> pa.RecordBatch:
+        ends = pc.if_else(pc.equal(batch["n"], 1), batch["window_end"], None)
+        return pa.record_batch({**{name: batch[name] for name in batch.schema.names}, "window_end": ends})
+
+    counts = keyed().window(pk.tumbling("1h")).agg(n=pk.count())
+    columns = "window_start timestamp, window_end timestamp, k bigint, n bigint"
+    tops = counts.map_batches(without_ends, columns).top(1, by="n", per="window")
+    assert tops.collect(table([(1, 0), (2, HOUR)])).num_rows == 2
+    with pytest.raises(
+        SchemaError, match=r"\(top\): column 'window_end' is null in row 0, and tops are of windows by it"
+    ):
+        tops.collect(table([(1, 0), (1, 1)]))

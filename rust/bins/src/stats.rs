@@ -150,7 +150,7 @@ impl<T> Stats<T> {
         }
     }
 
-    /// Records of each bin that the workers of this process have routed since they began, wherever the bin is; by sample, see [`Loads`].
+    /// Records of each bin that the workers of this process have routed since they began, wherever the bin is; by sample, see `Loads`.
     #[must_use]
     pub fn loads(&self) -> Vec<u64> {
         let known = self.loads.lock().unwrap_or_else(PoisonError::into_inner);

@@ -303,6 +303,18 @@ pub enum OpError {
         /// Row of the block.
         row: usize,
     },
+    /// Of windows that come as columns the end is null, though the step tells windows apart by it.
+    #[error(
+        "{step}: column '{column}' is null in row {row}, and tops are of windows by it; leave it as the window made it"
+    )]
+    NoWindow {
+        /// The step.
+        step: StepName,
+        /// The column.
+        column: String,
+        /// Row of the block.
+        row: usize,
+    },
     /// Two left rows could meet one right row, where at most one may.
     #[error(
         "{step}: validate='1:m' says that a row of the right side meets at most one of the left, and there are two with the key {key} (row {row} of a \

@@ -677,6 +677,11 @@ impl TopOp {
         let Some(end) = &self.top.end else { return Ok(vec![Some(i64::MAX); batch.num_rows()]) };
         let (times, absent) = event_times(&self.step, end, end.column, batch)?;
         let mut ends: Vec<Option<i64>> = times.into_iter().map(Some).collect();
+        // Without an event time a raw row is in no window, and late; a window that another step made has an end.
+        if let (Some(&row), None) = (absent.first(), &self.top.assign) {
+            let (step, column) = (self.step.clone(), end.name.clone());
+            return Err(OpError::NoWindow { step, column, row: row as usize });
+        }
         absent.into_iter().for_each(|row| ends[row as usize] = None);
         Ok(ends)
     }
