@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.spark._engine import scrape
 from penstock.spark._engine.journal import FIELDS, tell
 from penstock.spark._engine.metrics import CONTENT_TYPE, FAMILIES, Counters, Family, Sample, page
+from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.scrape import Scrape, parse_address
 
 
@@ -153,3 +155,18 @@ def test_a_line_has_its_fields_as_attributes_and_as_text(caplog: pytest.LogCaptu
     assert not hasattr(record, "reason")
     plain = logging.LogRecord("", 0, "", 0, "", None, None)
     assert not [name for name in FIELDS if hasattr(plain, name) or name in ("message", "asctime", "taskName")]
+
+
+def test_an_answer_that_was_long_under_way_takes_nothing_back() -> None:
+    recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
+    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={})
+
+    def told(generation: int, rows: int) -> int:
+        figures = {"worker": 0, "bins": [4], "keys": rows, "state_bytes": 0, "rows": rows, "late_rows": 0, "epochs": 1}
+        group = {"workers": [figures], "slices": [], "moves": []}
+        body = {"queries": {"q": {"generation": generation, "group": group}}}
+        recorder._take(SimpleNamespace(lost=None, failure=None, member=member, body=body))  # type: ignore[arg-type]
+        [row] = recorder.latest()
+        return int(row["rows"])
+
+    assert [told(1, 10), told(2, 3), told(1, 10), told(2, 5)] == [10, 13, 13, 15]

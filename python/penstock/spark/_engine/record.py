@@ -281,6 +281,8 @@ class Recorder:
         key = (query, int(worker["worker"]))
         before = self._latest.get(key)
         known, rows, late = self._earlier.get(key, (generation, 0, 0))
+        if generation < known:
+            return  # an answer that was long under way: what it tells is over
         if before is not None and known != generation:
             rows, late = before["rows"], before["late_rows"]
         self._earlier[key] = (generation, rows, late)
