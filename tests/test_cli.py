@@ -96,8 +96,14 @@ def test_migrations_on_the_way(bids: Path, tmp_path: Path, capsys: pytest.Captur
     still, moved = tmp_path / "still.parquet", tmp_path / "moved.parquet"
     given = ["nexmark", "--query", "q7_beam", "--input", str(bids), "--workers", "2", "--batch-rows", "200"]
     report(capsys, *given, "--output", str(still))
-    for strategy, steps in (("all-at-once", 1), ("batched", 8), ("fluid", 128)):
-        moves = ["--migrate", "0:1@25%", "--migrate", "1:0@75%", "--strategy", strategy]
+    drain = ["--gap", "drain"]
+    for strategy, steps, gap in (
+        ("all-at-once", 1, []),
+        ("batched", 8, drain),
+        ("fluid", 128, []),
+        ("fluid", 128, drain),
+    ):
+        moves = ["--migrate", "0:1@25%", "--migrate", "1:0@75%", "--strategy", strategy, *gap]
         facts = report(capsys, *given, "--output", str(moved), *moves)
         first, second = facts["migrations"]
         assert first["migrate"] == "0:1@25%" and first["strategy"] == strategy
@@ -163,6 +169,8 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
             "--migrate and --rescale: a rescale moves bins itself",
         ),
         (with_options(strategy="hasty"), "--strategy"),
+        (with_options(gap="drian"), "--gap"),
+        (with_options(gap="drain", strategy="all-at-once"), "--gap drain does not go with --strategy all-at-once"),
         (with_options("--batch-rows", "0"), "--batch-rows 0"),
         (["nexmark", "--query", "q1"], "--input"),
         (["nexmark", "--quarry", "q1"], "--quarry"),

@@ -99,7 +99,7 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--workers", "2", "--json"]
     assert main([*given, "--output", str(local)]) == 0
     capsys.readouterr()
-    moves = ["--migrate", "0:1@30%", "--migrate", "1:0@60%"]
+    moves = ["--migrate", "0:1@30%", "--migrate", "1:0@60%", "--gap", "drain"]
     program = start(tmp_path, *given, "--output", str(engine), "--host", "engine", *moves)
     out, errors = program.communicate()
     assert program.returncode == 0, errors
@@ -145,7 +145,7 @@ def test_every_query_of_nexmark(nexmark_data: Path, tmp_path: Path, query: str, 
     output = tmp_path / "out.parquet"
     given = ["nexmark", "--query", query, "--input", str(nexmark_data), "--output", str(output), "--workers", workers]
     if host == "engine" and workers != "1" and query not in ("q1", "q2"):
-        given += ["--migrate", "0:1@30%", "--migrate", "1:0@60%", "--strategy", "matched"]
+        given += ["--migrate", "0:1@30%", "--migrate", "1:0@60%", "--strategy", "matched", "--gap", "drain"]
     program = start(tmp_path, *given, "--host", host)
     _, errors = program.communicate()
     assert (program.returncode, errors) == (0, "")

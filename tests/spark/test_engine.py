@@ -344,7 +344,7 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     assert report.bins == left and 0 < len(report.steps) < left / 4
     assert [step.bins for step in report.steps][:2] == [2, 4] and 0 < report.longest_pause_s < 60
     # Between epochs, one bin at a time, and back to an even spread.
-    engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", query="moving").wait(60)
+    engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", gap="drain", query="moving").wait(60)
     engine.rebalance(query="moving").wait(60)
     assert sorted(engine.owners("moving")[0]).count(0) == 128
     function(numbers(cluster, 2, rows, keys), 2)

@@ -31,6 +31,12 @@ class Strategy(str, enum.Enum):
     matched = "matched"
 
 
+class Gap(str, enum.Enum):
+    """What happens between two steps of a migration."""
+
+    drain = "drain"
+
+
 class Queue(str, enum.Enum):
     """How rows wait for the worker of their key."""
 

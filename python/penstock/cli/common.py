@@ -368,10 +368,10 @@ def local_host(
     report: Report,
     *,
     total: int,
-    moves: list[Move],
-    strategy: str,
     progress: bool,
     batch_rows: int,
+    moves: Sequence[Move] = (),
+    how: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Run a flow on threads of this process as a stream, with migrations on the way.
 
@@ -385,14 +385,14 @@ def local_host(
         Gets the late rows and the migrations.
     total : int
         Rows of the input, for migrations at a share of it and for the progress bar.
-    moves : list of Move
-        Migrations to start on the way.
-    strategy : str
-        How they move bins.
     progress : bool
         Show a progress bar.
     batch_rows : int
         Rows per epoch at most.
+    moves : sequence of Move
+        Migrations to start on the way.
+    how : mapping
+        Options of `LocalSession.migrate` for them.
 
     Yields
     ------
@@ -407,7 +407,7 @@ def local_host(
         LocalSession(flow, report.workers, late=late, batch_rows=batch_rows, streaming=True) as session,
         bar(progress, total) as step,
     ):
-        fed = _fed(session, flow, source, report, total, moves, strategy, batch_rows)
+        fed = _fed(session, flow, source, report, total, moves, how or {}, batch_rows)
         for batch in session.run(fed):
             step(session.rows)
             yield batch
@@ -419,8 +419,8 @@ def _fed(
     source: Source,
     report: Report,
     total: int,
-    moves: list[Move],
-    strategy: str,
+    moves: Sequence[Move],
+    how: Mapping[str, Any],
     batch_rows: int,
 ) -> dict[str, Iterator[pa.RecordBatch]]:
     begin = time.perf_counter()
@@ -433,7 +433,7 @@ def _fed(
             if move.when.due(report.rows, total, time.perf_counter() - begin):
                 waiting.remove(move)
                 owners[:] = owners or first_step(session.owners())
-                running.append((move, session.migrate(moves=move.take(owners), strategy=strategy)))
+                running.append((move, session.migrate(moves=move.take(owners), **how)))
 
     schemas = flow.sources
     given = source if isinstance(source, Mapping) else dict.fromkeys(schemas, source)

@@ -36,8 +36,8 @@ def engine_host(
     report: Report,
     *,
     file_rows: int,
-    moves: list[Move],
-    strategy: str,
+    moves: Sequence[Move] = (),
+    how: Mapping[str, Any] | None = None,
     resizes: Sequence[Resize] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Run a flow resident beside a Spark stream.
@@ -52,10 +52,10 @@ def engine_host(
         Gets rows, late rows and migrations.
     file_rows : int
         Rows per epoch at least; of the greatest of several sources.
-    moves : list of Move
+    moves : sequence of Move
         Migrations to start on the way.
-    strategy : str
-        How they move bins.
+    how : mapping
+        Options of `Engine.migrate` for them.
     resizes : sequence of Resize
         Rescales to start on the way, one after the other.
 
@@ -69,7 +69,7 @@ def engine_host(
     with spark_session(name, most + 2, report.workers) as (spark, folder):
         files = _lay_out(source, flow, folder, file_rows)
         report.rows = sum(files)
-        tables = _stream(spark, flow, folder, files, report, moves, strategy, resizes)
+        tables = _stream(spark, flow, folder, files, report, moves, how, resizes)
     for table in tables:
         for batch in table.to_batches():
             yield conform(batch, flow.output_schema, "output")
@@ -81,8 +81,8 @@ def _stream(
     folder: Path,
     files: list[int],
     report: Report,
-    moves: list[Move],
-    strategy: str,
+    moves: Sequence[Move],
+    how: Mapping[str, Any] | None,
     resizes: Sequence[Resize],
 ) -> list[pa.Table]:
     from penstock.spark._session.collect import to_table
@@ -100,7 +100,7 @@ def _stream(
 
     with Engine(spark, workers=report.workers) as engine:
         step = engine.foreach_batch(flow, sink, late=late_sink)
-        mover = _Mover(engine, report, files, moves, strategy, resizes)
+        mover = _Mover(engine, report, files, moves, how, resizes)
         writer = (
             _input(spark, flow, folder)
             .writeStream.option("checkpointLocation", str(folder / "checkpoint"))
@@ -126,15 +126,15 @@ class _Mover:
         engine: Any,
         report: Report,
         files: list[int],
-        moves: list[Move],
-        strategy: str,
+        moves: Sequence[Move],
+        how: Mapping[str, Any] | None,
         resizes: Sequence[Resize],
     ) -> None:
         self._engine = engine
         self._report = report
         self._before = [0, *itertools.accumulate(files)]
         self._waiting = list(moves)
-        self._strategy = strategy
+        self._how = how or {}
         self._begin = time.perf_counter()
         self._owners: list[int] = []
         self._running: list[tuple[Move, Any]] = []
@@ -160,7 +160,7 @@ class _Mover:
                 self._waiting.remove(move)
                 self._owners = self._owners or first_step(self._engine.owners())
                 moves = move.take(self._owners)
-                self._running.append((move, self._engine.migrate(moves=moves, strategy=self._strategy)))
+                self._running.append((move, self._engine.migrate(moves=moves, **self._how)))
         # One at a time, in their order.
         if self._resizing is not None and self._resizing[1].done:
             self._resized()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import typer
 
 from penstock._flow import Flow
-from penstock.cli.choices import Host, Strategy
+from penstock.cli.choices import Gap, Host, Strategy
 from penstock.cli.common import (
     Report,
     UsageError,
@@ -85,6 +85,10 @@ def nexmark(
         Strategy,
         typer.Option(help="How many bins a migration moves at once: all, 16, one, or 16 of each pair of workers."),
     ] = Strategy.batched,
+    gap: Annotated[
+        Optional[Gap],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(help="drain: between two steps of a migration the rows that waited for the first go through."),
+    ] = None,
     batch_rows: Annotated[int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")] = 8192,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -108,6 +112,9 @@ def nexmark(
         raise UsageError(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
         )
+    how = {"strategy": strategy.value, "gap": gap and gap.value}
+    if gap is not None and strategy is Strategy.all_at_once:
+        raise UsageError(f"--gap {gap.value} does not go with --strategy {strategy.value}: one step has no gap")
     resizes = parse_resizes(rescale or [], workers)
     if resizes and host is not Host.engine:
         raise UsageError(
@@ -130,7 +137,7 @@ def nexmark(
                 report,
                 total=total,
                 moves=moves,
-                strategy=strategy.value,
+                how=how,
                 progress=not json and sys.stderr.isatty(),
                 batch_rows=batch_rows,
             )
@@ -143,7 +150,7 @@ def nexmark(
                 report,
                 file_rows=max(batch_rows, -(-total // EPOCHS)),
                 moves=moves,
-                strategy=strategy.value,
+                how=how,
                 resizes=resizes,
             )
         report.output_rows = _write(flow, results, part)

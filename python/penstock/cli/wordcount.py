@@ -79,17 +79,13 @@ def wordcount(
                 workload.read(files),
                 report,
                 total=0,
-                moves=[],
-                strategy="batched",
                 progress=not json and sys.stderr.isatty(),
                 batch_rows=1,
             )
         elif host is Host.spark:
             results = _spark(flow, files, report)
         else:
-            results = engine_host(
-                flow, workload.read(files), report, file_rows=_CHUNKS_PER_EPOCH, moves=[], strategy="batched"
-            )
+            results = engine_host(flow, workload.read(files), report, file_rows=_CHUNKS_PER_EPOCH)
         counts = pa.Table.from_batches(results, schema=flow.output_schema)
         part.write_bytes(workload.to_tsv(counts))
     report.rows = sum(counts.column("count").to_pylist())
