@@ -90,9 +90,13 @@ fn actions(state: &mut State) -> Vec<(Action<u64>, Left)> {
     actions
 }
 
-/// Visits every state; how many there are, and whether that is all.
-fn explore(founders: usize, left: Left) -> (usize, usize, bool) {
-    let limit = std::env::var("PENSTOCK_STATES").map_or(10_000, |text| text.parse().expect("a number of states"));
+/// States of a space that is too large to be visited as a whole.
+fn limit() -> usize {
+    std::env::var("PENSTOCK_STATES").map_or(10_000, |text| text.parse().expect("a number of states"))
+}
+
+/// Visits every state, or more than `limit` of them; how many there were, how many ends, and whether that is all.
+fn explore(founders: usize, left: Left, limit: usize) -> (usize, usize, bool) {
     let mut seen: HashSet<u64> = HashSet::new();
     let mut ends = 0;
     let mut work: Vec<State> = vec![(start(founders), left)];
@@ -128,7 +132,7 @@ fn explore(founders: usize, left: Left) -> (usize, usize, bool) {
 }
 
 fn all(name: &str, founders: usize, left: Left, whole: bool) {
-    let (states, ends, complete) = explore(founders, left);
+    let (states, ends, complete) = explore(founders, left, if whole { usize::MAX } else { limit() });
     println!("{name}: {states} states, {ends} ends, {}", if complete { "all" } else { "not all" });
     assert!(ends > 0 && (complete || !whole), "{name}: {states} states and {ends} ends");
 }
