@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import penstock as pk
 from durable_support import Runs, kill, only
 from engine_support import COUNTS, Kept, counted, numbers, state, stream, wait_for
 from penstock.errors import EngineError, StateError, StateLost, StorageError
-from penstock.spark._engine import drains
+from penstock.spark._engine import drains, journal
 from penstock.spark._engine.progress import StreamFacts
 from penstock.spark._session.collect import to_table
 
@@ -554,6 +556,45 @@ def test_a_store_that_one_member_cannot_reach(cluster: Any, runs: Runs) -> None:
         away.unlink()
         runs.run(engine)
         assert state(runs.kept) == counted(2)
+
+
+def test_a_store_that_hangs_is_told_of_and_is_no_reason_to_stay(
+    runs: Runs, engine: pk.Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe in place of a file: who opens it waits until somebody opens the other end."""
+    monkeypatch.setattr(journal, "_SLOW_S", (0.5, 600.0))
+    caplog.set_level(logging.WARNING, "penstock")
+    runs.add()
+    runs.run(engine)
+    engine.drop(runs.function.query_id)
+    runs.add()
+    file = only(runs.files, "data-*")
+    whole, pipe = file.rename(runs.folder / "whole"), runs.folder / "pipe"
+    os.mkfifo(pipe)
+    os.link(pipe, file)
+
+    def told() -> list[logging.LogRecord]:
+        lines = [line for line in caplog.records if getattr(line, "event", "") == "storage waits"]
+        return [line for line in lines if file.name in str(line.reason)]  # type: ignore[attr-defined]
+
+    query = runs.start(engine)
+    line = wait_for(told, what="a line says who waits")[0]
+    assert (line.query, line.member, line.pid) == (runs.function.query_id, *member_of(engine))
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < 30 and not query.isActive and len(runs.kept.batches) == 1
+    # Again, and now it answers, if badly: a pipe has no parts.
+    query = runs.start(engine)
+    wait_for(lambda: len(told()) > 1, what="another line")
+    os.replace(whole, file)
+    os.close(os.open(pipe, os.O_WRONLY))
+    query.awaitTermination(120)
+    assert state(runs.kept) == counted(2)
+
+
+def member_of(engine: pk.Engine) -> tuple[int, int]:
+    [member] = engine.members()
+    return member.id, member.pid
 
 
 # Without a stream
