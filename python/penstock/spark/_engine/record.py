@@ -141,7 +141,7 @@ class Recorder:
             Of the members of the newest generation.
         """
         asked = {"do": "stats", "query": query, "loads": True}
-        calls = [self._hub.call(member, asked) for member in self._hub.members()]
+        calls = [self._hub.call(member, asked, hook=self._take) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
         generation = -1
         rows: Counter[int] = Counter()
@@ -264,8 +264,12 @@ class Recorder:
         at = time.time()
         for key, figures in call.body.get("queries", {}).items():
             name = self._name_of(key)
-            if name is not None and "group" in figures:
-                self._group(call.member, name, int(figures["generation"]), figures["group"], at)
+            if name is None:
+                continue
+            # A generation may have ended since the last time, or have come and gone.
+            told = [*figures.get("ended", ()), *([figures] if "group" in figures else ())]
+            for one in told:
+                self._group(call.member, name, int(one["generation"]), one["group"], at)
 
     def _group(self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float) -> None:
         with self._lock:

@@ -57,6 +57,9 @@ struct Begin {
     attachment: Vec<u8>,
 }
 
+/// Generations that have ended whose last figures are kept until somebody asks.
+const ENDED: usize = 16;
+
 /// How reading or writing ended, and whether it was still of use.
 type Stored<H> = (Ticket, Use, Result<Got<H>, Failure>);
 
@@ -94,6 +97,8 @@ pub(super) struct Actor<H: Host> {
     checkpoint: Option<Arc<Checkpoint>>,
     /// The last epoch that was completed here.
     completed: Option<u64>,
+    /// Generations that have ended since figures were asked for, with their last: a short one would never be heard of.
+    ended: VecDeque<Value>,
     unanswered: BTreeSet<u64>,
     over: bool,
 }
@@ -123,6 +128,7 @@ impl<H: Host> Actor<H> {
             wanted: Use::default(),
             checkpoint: None,
             completed: None,
+            ended: VecDeque::new(),
             unanswered: BTreeSet::new(),
             over: false,
         }
@@ -510,6 +516,11 @@ impl<H: Host> Actor<H> {
     /// Ends the workers, if any, and takes their bins. What they said last is not heard any more.
     fn end_group(&mut self) {
         if let Some(running) = self.running.take() {
+            if self.ended.len() == ENDED {
+                self.ended.pop_front();
+            }
+            let last = self.core.host.stats(&running.group);
+            self.ended.push_back(json!({ "generation": running.launch.stamp.generation, "group": last }));
             let (bins, _) = self.core.host.stop(running.group);
             self.bins = Some(bins);
         }
@@ -566,7 +577,7 @@ impl<H: Host> Actor<H> {
         self.step(MemberEvent::Failed(told));
     }
 
-    fn stats(&self) -> Value {
+    fn stats(&mut self) -> Value {
         let staged_rows = self.query.staging().rows();
         let (open_epochs, output_rows) = self.query.outputs().size();
         let host = &self.core.host;
@@ -576,6 +587,7 @@ impl<H: Host> Actor<H> {
             "staged_rows": staged_rows,
             "open_epochs": open_epochs,
             "output_rows": output_rows,
+            "ended": self.ended.drain(..).collect::<Vec<_>>(),
         });
         if let Some(running) = &self.running {
             body["generation"] = running.launch.stamp.generation.into();

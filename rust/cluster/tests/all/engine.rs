@@ -52,6 +52,21 @@ fn counts_over_two_members_survive_migrations_and_generations() {
     let keys: u64 = started.iter().map(|body| body["keys"].as_u64().unwrap()).sum();
     assert_eq!(keys, cluster.totals.len() as u64, "{started:?}");
     cluster.epoch(3, &parts(3));
+
+    // What was counted since somebody asked in the generation before is told once.
+    for ended in [&[(1, 150)][..], &[]] {
+        for place in 0..2 {
+            let stats = cluster.driver.ask(place, &json!({"do": "stats", "query": "q"}));
+            let rows = |one: &Value| {
+                let workers = one["group"]["workers"].as_array().unwrap();
+                workers.iter().map(|worker| worker["rows"].as_u64().unwrap()).sum()
+            };
+            let told = stats["queries"]["q"]["ended"].as_array().unwrap();
+            let told: Vec<(u64, u64)> =
+                told.iter().map(|one| (one["generation"].as_u64().unwrap(), rows(one))).collect();
+            assert_eq!(told, ended);
+        }
+    }
     cluster.driver.ask_all(&json!({"do": "stop"}));
     assert_eq!(cluster.driver.close(), [End::Stopped, End::Stopped]);
 }
