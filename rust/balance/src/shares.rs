@@ -87,8 +87,7 @@ pub fn evened(owners: &[u32], loads: &[u64], keeps: &[bool], tolerance: f64) -> 
     if stay.is_empty() {
         return Vec::new();
     }
-    let weigh = |bin: usize| if loads.iter().any(|load| *load > 0) { loads[bin] } else { 1 };
-    let weights: Vec<u64> = (0..loads.len()).map(weigh).collect();
+    let weights = if loads.iter().any(|load| *load > 0) { loads.to_vec() } else { vec![1; loads.len()] };
     let mut desk = Desk::new(owners, &weights, keeps);
     desk.even_out(&stay, tolerance.max(1.0));
     let moved = (0..).zip(owners).zip(&desk.owners).filter(|((_, from), to)| from != to);

@@ -100,6 +100,17 @@ pub enum EngineError {
         /// The batch.
         epoch: u64,
     },
+    /// The final epoch was given up when its end may have been durable.
+    #[error(
+        "the end of the query's input behind batch {after} was asked for and may be in its checkpoint, so batch {asked} comes too late: \
+         call finish() again, which gives what was left"
+    )]
+    Finishing {
+        /// The last batch.
+        after: u64,
+        /// Asked for.
+        asked: u64,
+    },
     /// The final epoch has run.
     #[error("the query is finished after batch {after}: batch {asked} comes too late")]
     Finished {

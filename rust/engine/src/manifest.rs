@@ -378,12 +378,22 @@ impl Contents {
     /// number given again, older attempts at a batch would pass for newer ones.
     #[must_use]
     pub fn newest_claim(&self) -> u64 {
+        self.newest(|_| true)
+    }
+
+    /// The same without claims that never came to be: a part of one does not say that anybody serves.
+    #[must_use]
+    pub fn newest_made(&self) -> u64 {
+        self.newest(|file| !file.name.starts_with(".claim-"))
+    }
+
+    fn newest(&self, counts: impl Fn(&DataFile) -> bool) -> u64 {
         let claims = self.claims.iter().map(|(number, _)| *number);
         let manifests = self.manifests.iter().filter_map(|(name, _)| match Named::parse(&format!(".{name}.")) {
             Some(Named::Data { generation, .. }) => Some(generation >> CLAIM_BITS),
             _ => None,
         });
-        let files = self.files.iter().map(|file| file.generation >> CLAIM_BITS);
+        let files = self.files.iter().filter(|file| counts(file)).map(|file| file.generation >> CLAIM_BITS);
         claims.chain(manifests).chain(files).max().unwrap_or(0)
     }
 

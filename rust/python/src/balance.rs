@@ -19,13 +19,14 @@ pub(crate) fn balanced_owners(mut owners: Vec<u32>, workers: usize) -> Vec<u32> 
 /// Owners by which no worker has more than `tolerance` times the mean of the loads, where bins allow it.
 #[pyfunction]
 pub(crate) fn evened_owners(
+    py: Python<'_>,
     mut owners: Vec<u32>,
     loads: Vec<u64>,
     workers: usize,
     tolerance: f64,
 ) -> PyResult<Vec<u32>> {
     fits(&owners, &loads)?;
-    for shift in evened(&owners, &loads, &vec![true; workers], tolerance) {
+    for shift in py.detach(|| evened(&owners, &loads, &vec![true; workers], tolerance)) {
         owners[shift.what] = shift.to;
     }
     Ok(owners)

@@ -165,6 +165,7 @@ impl<H: Host> Actor<H> {
             }
         }
         self.give_up();
+        self.query.staging().close();
         for job in self.jobs {
             // A panic in it was caught there.
             let _ = job.join();

@@ -66,7 +66,8 @@ fn feed<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<
         within(core, scope, &context.scope())?;
         let query = core.query(&context.query)?;
         let program = query.program()?;
-        let number = query.staging().open(&context)?;
+        let reader = session.try_clone().map_err(|error| Failure::new("protocol", error.to_string()))?;
+        let number = query.staging().open(&context, move || reader.stop_reading())?;
         Ok((context, query, program, number))
     });
     let (context, query, program, number) = match opened {
@@ -82,7 +83,8 @@ fn feed<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<
             query.staging().keep(&context, number, batches)?;
             Ok(Some((end, latest)))
         }
-        None => Ok(None),
+        // Broken off here, which it is told, or there.
+        None => query.staging().still_arriving(&context, number).map(|()| None),
     });
     // Before the peer hears about it: it may try again at once.
     drop(ticket);

@@ -307,6 +307,12 @@ impl Session {
         Ok(address.ip())
     }
 
+    /// Ends what comes, for all handles, as if the peer had broken off. Pending reads return at once; the peer can still be told why.
+    pub(crate) fn stop_reading(&self) {
+        // It may have ended already.
+        let _ = self.stream.shutdown(Shutdown::Read);
+    }
+
     /// Ends the connection for all its handles. Pending reads return at once.
     pub fn shutdown(&self) {
         // A connection that is gone already cannot be ended again: nothing to report.

@@ -509,6 +509,35 @@ fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// As where the host of a task loses power: no end comes.
+#[test]
+fn a_feed_that_falls_silent_leaves_nothing_when_its_epoch_is_over() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], &Begin::default());
+    let staged = |driver: &mut Driver| {
+        let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+        stats["process"]["staging"]["memory_bytes"].as_u64().unwrap()
+    };
+    let address = driver.members[0].address.clone();
+    let values: Vec<i64> = (0..1_000).collect();
+    for (epoch, fed_again) in [(0, false), (1, true)] {
+        let mut silent = Feed::connect(&address, &keys(), "q", epoch, 3, 9, &schema()).unwrap();
+        silent.push(&common::batch(&values)).unwrap();
+        common::until("its rows have come", || staged(&mut driver) > 0);
+        if fed_again {
+            driver.ask(0, &ask("q", Request::Discard { epoch }));
+            common::until("its rows have gone", || staged(&mut driver) == 0);
+        }
+        feed(&driver, 0, "q", (epoch, 0, 1), &[1]).unwrap();
+        assert_eq!(driver.ask(0, &release("q", 1, epoch, &[(0, 1, 1)]))["ok"], true);
+        driver.ask(0, &ask("q", Request::CloseEpoch { epoch }));
+        common::until("all rows have gone", || staged(&mut driver) == 0);
+        // Who was only slow is told.
+        assert_eq!(refusal(silent.finish().unwrap_err()), if fed_again { "staging" } else { "epoch" });
+    }
+    driver.close();
+}
+
 /// Forwards connections to an address until told to stop; then it keeps them until its end of the channel is dropped, as a stopped process
 /// does.
 fn proxy(to: &str) -> (std::sync::Arc<std::sync::atomic::AtomicBool>, String, std::sync::mpsc::Sender<()>) {

@@ -16,7 +16,8 @@ impl Query {
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
         }
         self.call = Some(Call { what: What::Batch, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
-        self.committed = self.committed.max(committed);
+        // Who keeps the log tells how far it goes: one that was put back from a copy ends before what was known here.
+        self.committed = if self.program.durable { committed } else { self.committed.max(committed) };
         self.watched = None;
         if let Some(error) = self.misfit.clone() {
             return self.fail(error, view);
@@ -108,7 +109,12 @@ impl Query {
             Status::Lost => self.status = Status::Fresh,
             _ => {}
         }
-        if self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
+        if let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.finish) {
+            if frozen.sealing {
+                // Its manifest may be there, or come yet: the next engine would take the query for finished.
+                let after = at.and_then(|at| at.checked_sub(1)).unwrap_or(0);
+                return Err(EngineError::Finishing { after, asked: epoch });
+            }
             // A final epoch that came to nothing is undone: input goes on.
             self.frozen = None;
             self.status = Status::Broken;

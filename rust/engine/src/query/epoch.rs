@@ -180,6 +180,7 @@ impl Query {
             pieces: std::mem::take(pieces),
             files: Default::default(),
             durable: false,
+            sealing: false,
             returned: false,
         });
         // The final epoch has no rows, and the batch of its number some, if input goes on after all.
@@ -399,6 +400,9 @@ impl Query {
     }
 
     pub(super) fn write_manifest(&mut self, manifest: Box<Manifest>, tries: u32, view: &mut View<'_>) {
+        if let Some(frozen) = &mut self.frozen {
+            frozen.sealing = true;
+        }
         let ticket = self.ask(Asked::Manifest { manifest: manifest.clone(), tries }, view);
         view.out.push(Effect::WriteManifest { ticket, query: self.id.clone(), manifest });
     }

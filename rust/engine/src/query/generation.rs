@@ -273,6 +273,7 @@ impl Query {
         let Some(call) = &mut self.call else { return };
         call.phase = Phase::Starting { waiting: self.members.iter().copied().collect() };
         let epoch = call.epoch;
+        self.started_with = self.program.functions;
         for (rank, member) in (0..).zip(self.members.clone()) {
             let start = Start {
                 stamp: self.stamp,
@@ -302,6 +303,14 @@ impl Query {
         self.status = Status::Running;
         self.trouble.clear();
         self.gone = None;
+        if self.started_with != self.program.functions {
+            // A query that was started again while nothing but its members changed brought others.
+            self.broke("its functions have changed", view);
+            return match what {
+                What::Batch | What::Finish => self.begin_generation(view),
+                What::Regroup => self.complete(view),
+            };
+        }
         self.even_out(view);
         match what {
             What::Batch | What::Finish => self.feed(view),

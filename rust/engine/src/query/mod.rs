@@ -92,6 +92,8 @@ struct Frozen {
     files: BTreeMap<MemberId, Vec<DataFile>>,
     /// Whether the manifest of this attempt is written.
     durable: bool,
+    /// Whether it was to be written, and may be there, whatever became of that.
+    sealing: bool,
     /// Whether the call has returned.
     returned: bool,
 }
@@ -230,6 +232,8 @@ pub(crate) struct Query {
     members: Vec<MemberId>,
     /// Workers of each member.
     threads: u32,
+    /// The functions that they were started with.
+    started_with: u64,
     /// Of a bin: no range is wider.
     bits: u8,
     layouts: BTreeMap<String, Layout>,
@@ -283,6 +287,7 @@ impl Query {
             stamp: Stamp { generation: floor, membership: 0 },
             members: Vec::new(),
             threads: 1,
+            started_with: 0,
             bits: bits.min(MAX_LENGTH),
             layouts: BTreeMap::new(),
             base: At::default(),

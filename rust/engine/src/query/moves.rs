@@ -20,7 +20,7 @@ use penstock_balance::{Shift, Strategy, steps};
 
 use super::{Asked, Call, Cut, Phase, Query, Status, Steps, Turn, View, Wait, What};
 use crate::error::{EngineError, Failure};
-use crate::manifest::{Claim, Contents, DataFile, Manifest, Named};
+use crate::manifest::{CLAIM_BITS, Claim, Contents, DataFile, Manifest, Named};
 use crate::protocol::{Answer, Effect, Handle, MemberId, Recut, Request, Wish};
 use crate::range::{Layout, LayoutError, Range};
 use crate::roster::Roster;
@@ -545,7 +545,7 @@ impl Query {
     /// Lets manifests go that nobody can ask for any more, and begins to merge files where they are many.
     pub(super) fn retain(&mut self, view: &mut View<'_>) {
         let Some(committed) = self.committed.filter(|_| self.program.durable && self.claim.is_some()) else { return };
-        let oldest = oldest(committed, view);
+        let oldest = self.oldest(committed, view);
         self.kept.retain(|batch, _| *batch >= oldest);
         if !self.asked.values().any(|asked| matches!(asked, Asked::Collect)) {
             let ticket = self.ask(Asked::Collect, view);
@@ -568,6 +568,11 @@ impl Query {
         }
     }
 
+    /// The oldest batch whose manifest is kept: never one behind that of the state.
+    fn oldest(&self, committed: u64, view: &View<'_>) -> u64 {
+        committed.saturating_sub(u64::from(view.setup.keep.max(1))).min(self.base.epoch.unwrap_or(0))
+    }
+
     fn is_merging(&self) -> bool {
         self.asked.values().any(|asked| matches!(asked, Asked::Merge { .. }))
     }
@@ -585,9 +590,9 @@ impl Query {
 
     /// Deletes what the listing shows and nothing needs.
     pub(super) fn collect(&mut self, contents: &Contents, view: &mut View<'_>) {
-        let Some(oldest) = self.committed.map(|committed| oldest(committed, view)) else { return };
+        let Some(oldest) = self.committed.map(|committed| self.oldest(committed, view)) else { return };
         let ours = self.claim.as_ref().map(|claim| claim.number);
-        if ours != Some(contents.newest_claim()) || contents.manifests.iter().any(|(_, read)| read.is_err()) {
+        if ours != Some(contents.newest_made()) || contents.manifests.iter().any(|(_, read)| read.is_err()) {
             return; // not ours any more, or nobody knows what is needed
         }
         let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));
@@ -606,7 +611,10 @@ impl Query {
             needed.extend(frozen.files.values().flatten().map(|file| file.name.as_str()));
         }
         let written = !self.is_merging();
-        let of_old = |file: &&DataFile| file.generation < self.stamp.generation || (written && file.epoch < oldest);
+        let of_old = |file: &&DataFile| {
+            let mine = Some(file.generation >> CLAIM_BITS) <= ours;
+            file.generation < self.stamp.generation || (written && mine && file.epoch < oldest)
+        };
         let unnamed = contents.files.iter().filter(of_old).filter(|file| !needed.contains(file.name.as_str()));
         names.extend(unnamed.map(|file| file.name.clone()));
         let older = contents.claims.iter().map(|(number, _)| *number).filter(|number| Some(*number) < ours);
@@ -647,11 +655,6 @@ fn is_worth_merging(files: &[DataFile], many: usize) -> bool {
     let largest = lengths.clone().max().unwrap_or(0);
     let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
     files.len() > many && (pays || files.len() > TOO_MANY * many)
-}
-
-/// The oldest batch whose manifest is kept.
-fn oldest(committed: u64, view: &View<'_>) -> u64 {
-    committed.saturating_sub(u64::from(view.setup.keep.max(1)))
 }
 
 fn refused(reason: impl Into<String>) -> EngineError {

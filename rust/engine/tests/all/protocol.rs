@@ -21,6 +21,8 @@ struct Script {
     done: Vec<Effect>,
     /// Calls of the sink.
     sinks: Vec<Effect>,
+    /// The checkpoint of a durable query.
+    store: Option<Contents>,
 }
 
 fn migrated(times: &[(u64, u32)]) -> Answer {
@@ -34,6 +36,19 @@ fn name(request: &Request) -> String {
 
 impl Script {
     fn new(workers: u32) -> Script {
+        Script::with(Setup { workers, bits: 2, loss_ms: 7, ..Setup::default() })
+    }
+
+    /// With an empty checkpoint, and one manifest kept beside the newest.
+    fn durable(workers: u32) -> Script {
+        let mut script = Script::with(Setup { workers, bits: 2, loss_ms: 7, keep: 1, ..Setup::default() });
+        (script.program.durable, script.store) = (true, Some(Contents::default()));
+        script.open();
+        script
+    }
+
+    fn with(setup: Setup) -> Script {
+        let workers = setup.workers;
         let operator = Operator {
             name: "sums".into(),
             kind: "sum".into(),
@@ -43,8 +58,9 @@ impl Script {
         };
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
-        let engine = Engine::new(Setup { workers, bits: 2, loss_ms: 7, ..Setup::default() });
-        let mut script = Script { engine, program, hold: vec![], held: vec![], done: vec![], sinks: vec![] };
+        let engine = Engine::new(setup);
+        let (hold, held, done, sinks, store) = Default::default();
+        let mut script = Script { engine, program, hold, held, done, sinks, store };
         let effects = script.engine.begin();
         script.perform(effects);
         for slot in 0..workers {
@@ -66,9 +82,9 @@ impl Script {
         std::mem::take(&mut self.done)
     }
 
-    fn finish(&mut self) -> Vec<Effect> {
+    fn finish(&mut self, committed: Option<u64>) -> Vec<Effect> {
         self.done.clear();
-        self.hear(Event::Finish { query: QUERY.into(), clock_ms: 0, committed: None });
+        self.hear(Event::Finish { query: QUERY.into(), clock_ms: 0, committed });
         std::mem::take(&mut self.done)
     }
 
@@ -92,9 +108,34 @@ impl Script {
                 Effect::Sink { ticket, .. } if !self.hold.contains(&"Sink") => {
                     self.hear(Event::Sunk { ticket, outcome: Ok(()) });
                 }
-                _ => {}
+                effect => self.keep(effect),
             }
         }
+    }
+
+    /// Does to the checkpoint what the engine wishes, but for what is held back.
+    fn keep(&mut self, effect: Effect) {
+        let held = self.hold.iter().any(|name| format!("{effect:?}").starts_with(name));
+        let Some(contents) = self.store.as_mut().filter(|_| !held) else { return };
+        let (ticket, stored) = match effect {
+            Effect::ReadCheckpoint { ticket, .. } => (ticket, Stored::Contents(contents.clone())),
+            Effect::ReadClaims { ticket, .. } => (ticket, Stored::NewestClaim(contents.newest_made())),
+            Effect::CreateClaim { ticket, claim, .. } => {
+                contents.claims.push((claim.number, Ok(claim)));
+                (ticket, Stored::Claimed(true))
+            }
+            Effect::WriteManifest { ticket, manifest, .. } => {
+                contents.manifests.push((manifest.name(), Ok(*manifest)));
+                (ticket, Stored::Written)
+            }
+            Effect::Delete { names, .. } => {
+                contents.claims.retain(|(number, _)| !names.contains(&Claim::name(*number)));
+                contents.manifests.retain(|(name, _)| !names.contains(name));
+                return contents.files.retain(|file| !names.contains(&file.name));
+            }
+            _ => return,
+        };
+        self.hear(Event::Stored { ticket, outcome: Ok(stored) });
     }
 
     fn answer(&mut self, ticket: Ticket, request: &Request) {
@@ -491,6 +532,28 @@ fn edited_functions_go_on_from_the_state_in_a_new_generation() {
     assert!(completes(&script.batch(4), 4));
 }
 
+/// A query can be started again, with other functions, while its workers begin because others have come.
+#[test]
+fn functions_that_come_while_workers_begin_are_not_forgotten() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 2, free: 1 });
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(2), executor: "executor 1".into(), executors: 2 });
+    script.hold = vec!["Start"];
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    assert_eq!(script.held.len(), 2, "{:?}", script.done);
+    script.program.functions = 2;
+    script.open();
+    assert!(script.batch(1).is_empty());
+    script.hold.clear();
+    script.let_go();
+    script.let_go();
+    assert!(completes(&script.done, 1), "{:?}", script.done);
+    let asked = requests(&script.done);
+    let place = |name: &str| asked.iter().position(|one| one == name).unwrap_or(usize::MAX);
+    assert!(place("Stop") < place("Start") && place("Start") < place("Release"), "{asked:?}");
+}
+
 #[test]
 fn results_of_other_columns_are_made_again_while_that_can_be() {
     let mut script = Script::new(1);
@@ -614,7 +677,7 @@ fn a_feed_or_sink_that_fails_for_reasons_of_its_own_fails_at_once() {
     let ticket = fed(&script.batch(0));
     script.hear(Event::Sunk { ticket, outcome: Err(Failure::new(Kind::User, "the disk is full")) });
     assert_eq!(script.errors(), [EngineError::Sink { epoch: 0, reason: "the disk is full".into() }]);
-    assert!(matches!(script.finish()[0], Effect::Fail { error: EngineError::Uncommitted { epoch: 0 }, .. }));
+    assert!(matches!(script.finish(None)[0], Effect::Fail { error: EngineError::Uncommitted { epoch: 0 }, .. }));
     script.hold.clear();
     assert!(completes(&script.batch(0), 0), "served again");
 }
@@ -624,14 +687,14 @@ fn the_end_is_served_again_when_nobody_waited_and_ends_the_workers() {
     let mut script = Script::new(1);
     script.batch(0);
     script.hold = vec!["Sink"];
-    script.finish();
+    script.finish(None);
     script.hear(Event::Stop { query: QUERY.into() });
     assert_eq!(script.errors(), [EngineError::Abandoned { epoch: 1 }]);
     script.hold.clear();
-    let done = script.finish();
+    let done = script.finish(None);
     assert!(completes(&done, 1));
     assert_eq!(requests(&done), ["Conclude"], "{done:?}");
-    let again = script.finish();
+    let again = script.finish(None);
     assert_eq!(again, [Effect::Complete { query: QUERY.into(), epoch: 1 }]);
     assert!(script.engine.facts(QUERY).unwrap().finished);
     script.migrate(1, Wish::Even, 1);
@@ -644,7 +707,7 @@ fn the_batch_behind_an_end_that_came_to_nothing_may_have_rows() {
     let mut script = Script::new(1);
     script.batch(0);
     script.hold = vec!["Sink"];
-    script.finish();
+    script.finish(None);
     script.hear(Event::Stop { query: QUERY.into() });
     script.errors();
     script.hold = vec!["Feed"];
@@ -660,6 +723,73 @@ fn the_batch_behind_an_end_that_came_to_nothing_may_have_rows() {
     script.done.clear();
     script.hear(Event::Fed { ticket, outcome: Ok(()) });
     assert!(completes(&script.done, 1), "{:?}", script.done);
+}
+
+#[test]
+fn an_end_that_may_be_durable_is_not_taken_back() {
+    let mut script = Script::durable(1);
+    assert!(completes(&script.batch(0), 0));
+    script.hold = vec!["WriteManifest"];
+    assert!(!completes(&script.finish(Some(0)), 1));
+    script.hear(Event::Stop { query: QUERY.into() });
+    script.hold.clear();
+    // Were it fed, and the file came after all, the next engine would refuse the batch behind it for ever.
+    script.batch(1);
+    script.hear(Event::Stop { query: QUERY.into() });
+    let done = script.batch(1);
+    let told = EngineError::Finishing { after: 0, asked: 1 };
+    assert_eq!(done, [Effect::Fail { query: QUERY.into(), epoch: 1, error: told }]);
+    assert!(completes(&script.finish(Some(0)), 1), "{:?}", script.done);
+}
+
+/// A copy that is put back is older than what the engine knew: nothing of it is too old.
+#[test]
+fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
+    for missing in [false, true] {
+        let mut script = Script::durable(2);
+        for epoch in 0..7 {
+            if epoch == 2 {
+                script.hold = vec!["Delete"];
+            }
+            assert!(completes(&script.batch(epoch), epoch));
+        }
+        script.hold.clear();
+        let mut copy = script.store.take().expect("it is durable");
+        copy.manifests.retain(|(_, read)| read.as_ref().is_ok_and(|manifest| manifest.batch < 2));
+        assert!(!copy.manifests.is_empty());
+        script.store = Some(copy.clone());
+        if missing {
+            script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+        }
+        let done = script.batch(2);
+        assert_eq!(completes(&done, 2), !missing, "{done:?}");
+        let newest = |contents: &Contents| contents.manifests.last().cloned();
+        let there = script.store.as_ref().expect("it is durable");
+        assert!(there.manifests.contains(&newest(&copy).unwrap()), "{there:?}");
+        if missing {
+            let executor = "executor 1".to_owned();
+            script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor, executors: 2 });
+            assert!(completes(&script.done, 2), "{:?}", script.done);
+        }
+        assert!(completes(&script.batch(3), 3));
+    }
+}
+
+/// Who died while it took the checkpoint over has not taken it.
+#[test]
+fn part_of_a_claim_does_not_end_the_clearing_up() {
+    let mut script = Script::durable(1);
+    script.batch(0);
+    let store = script.store.as_mut().expect("it is durable");
+    let left = format!(".{}.0f", Claim::name(2));
+    store.add(&left, 9, &[]);
+    for epoch in 1..5 {
+        assert!(completes(&script.batch(epoch), epoch));
+    }
+    let store = script.store.as_ref().expect("it is durable");
+    let batches: Vec<u64> = store.manifests.iter().map(|(_, read)| read.as_ref().unwrap().batch).collect();
+    assert_eq!(batches, [2, 3, 4]);
+    assert!(store.files.iter().any(|file| file.name == left), "another engine may be at it");
 }
 
 /// Each source has a watermark, the flow the least of those of sources with event time; a row's place is by source, then partition.
@@ -754,46 +884,33 @@ fn a_silent_source_is_not_waited_for() {
 /// take rows and come out a second time.
 #[test]
 fn the_watermark_does_not_go_back_when_options_of_sources_change() {
-    let mut manifests: Vec<Manifest> = Vec::new();
+    let mut store = Contents::default();
     let mut run = |epoch: u64, clock_ms: i64, (lateness_us, idle_after_ms), rows: &[(u8, i64)]| -> Option<i64> {
-        let mut script = Script::new(1);
+        let mut script = Script::durable(1);
+        script.store = Some(std::mem::take(&mut store));
         script.program.plan.sources = ["a", "b"].map(str::to_owned).into();
         (script.program.lateness_us, script.program.idle_after_ms) = (lateness_us, idle_after_ms);
-        script.program.durable = true;
         script.hold = vec!["Feed"];
         script.open();
-        script.done.clear();
         script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
-        let (mut at, mut released) = (0, None);
-        while let Some(effect) = script.done.get(at).cloned() {
-            at += 1;
-            let stored = |ticket, stored| Event::Stored { ticket, outcome: Ok(stored) };
-            match effect {
-                Effect::ReadCheckpoint { ticket, .. } => {
-                    let manifests = manifests.iter().map(|one| (one.name(), Ok(one.clone()))).collect();
-                    script.hear(stored(ticket, Stored::Contents(Contents { manifests, ..Contents::default() })));
-                }
-                Effect::CreateClaim { ticket, .. } => script.hear(stored(ticket, Stored::Claimed(true))),
-                Effect::ReadClaims { ticket, .. } => script.hear(stored(ticket, Stored::NewestClaim(epoch + 1))),
-                Effect::WriteManifest { ticket, manifest, .. } => {
-                    manifests.push(*manifest);
-                    script.hear(stored(ticket, Stored::Written));
-                }
-                Effect::Feed { ticket, .. } => {
-                    for &(source, time) in rows {
-                        let (member, max_event_time) = (MemberId(1), Some(time));
-                        let receipt =
-                            Receipt { source, partition: 0, attempt: 7, member, rows: 1, max_event_time, hash: 1 };
-                        script.hear(Event::Receipt { ticket, receipt });
-                    }
-                    script.hear(Event::Fed { ticket, outcome: Ok(()) });
-                }
-                Effect::Call { request: Request::Release(release), .. } => released = Some(release.watermark),
-                _ => {}
-            }
+        let feed = |effect: &Effect| match effect {
+            Effect::Feed { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        let ticket = script.done.iter().find_map(feed).expect("rows are asked for");
+        for &(source, time) in rows {
+            let (member, max_event_time) = (MemberId(1), Some(time));
+            let receipt = Receipt { source, partition: 0, attempt: 7, member, rows: 1, max_event_time, hash: 1 };
+            script.hear(Event::Receipt { ticket, receipt });
         }
+        script.hear(Event::Fed { ticket, outcome: Ok(()) });
         assert!(completes(&script.done, epoch), "{:?}", script.done);
-        released.expect("the epoch runs")
+        store = script.store.take().expect("it is durable");
+        let released = |effect: &Effect| match effect {
+            Effect::Call { request: Request::Release(release), .. } => Some(release.watermark),
+            _ => None,
+        };
+        script.done.iter().find_map(released).expect("the epoch runs")
     };
     let both = || vec![Some(0), Some(0)];
     let idle = || vec![None, Some(100)];
@@ -1144,5 +1261,5 @@ fn every_call_ends_also_of_queries_that_never_began() {
     assert_eq!(script.errors(), vec![EngineError::NotRunning("has not begun"); 2]);
     script.hear(Event::Drop { query: query() });
     assert_eq!(script.done, [Effect::Dropped { query: query(), outcome: Ok(()) }]);
-    assert!(completes(&script.finish(), 0), "nothing was fed");
+    assert!(completes(&script.finish(None), 0), "nothing was fed");
 }
