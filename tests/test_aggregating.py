@@ -340,7 +340,9 @@ class Wrong(Seen):
         made = super().finish(states)
         if self.what == "rows":
             return made.slice(1)
-        return {"type": made.rename_columns(["n", "other"]), "none": None}.get(self.what, made)
+        extra = pa.table({"k": [0] * len(states), **dict(zip(made.schema.names, made.columns, strict=True))})
+        wrong = {"type": made.rename_columns(["n", "other"]), "extra": extra, "none": None}
+        return wrong.get(self.what, made)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +352,8 @@ class Wrong(Seen):
         ("accumulate", "accumulate returned .*; it must be None or a list of 2 states"),
         ("rows", "finish returned 1 rows for 2 states"),
         ("none", "finish returned None, not a pyarrow RecordBatch or Table"),
-        ("type", 'column "values" is missing.*test_aggregating.py'),
+        ("type", r"finish returned the columns \['n', 'other'\]; declared are \['n', 'values'\].*test_aggregating.py"),
+        ("extra", r"finish returned the columns \['k', 'n', 'values'\]; declared are \['n', 'values'\]"),
     ],
 )
 def test_what_methods_do_wrong_is_told(what: str, says: str) -> None:
@@ -379,6 +382,9 @@ def test_what_makes_no_sense_is_refused() -> None:
             build()
     with pytest.raises(SchemaError, match="hashable"):
         pk.Flow(pa.schema([("k", pa.list_(pa.int64()))])).key_by("k").aggregate(Seen(), schema=MADE).explain()
+    counted = keyed.agg(n=pk.count()).key_by("k")
+    with pytest.raises(PlanError, match="'ts' is not in its rows any more"):
+        counted.window(pk.tumbling("1s"))
     windowed = flow_of(pk.tumbling("10ms"))
     assert "per block, tumbling 10 ms on ts" in windowed.explain()
     assert windowed.explain().count("the function's per key and window") == 1

@@ -161,6 +161,8 @@ def test_equality_and_pickling() -> None:
 
     assert build() == build() and hash(build()) == hash(build())
     assert build() != build().map_batches(pk.count)
+    few = [pk.Flow("k int, v int").key_by("k").stateful_map(running, schema="k int", columns=[c]) for c in ("k", "v")]
+    assert few[0] != few[1]
     assert build() != "flow"
     assert pickle.loads(pickle.dumps(build())) == build()
     shipped = cloudpickle.loads(cloudpickle.dumps(pk.Flow("k bigint").map_batches(lambda batch: batch)))
@@ -369,3 +371,46 @@ def test_odd_arguments_are_refused_where_they_stand() -> None:
     with pytest.raises(ConfigError, match="order_by got 5"):
         bids(order_by=5)
     assert bids().top(2**31, by="price", per={"auction"}).columns  # type: ignore[arg-type]
+
+
+def test_keys_that_python_does_not_tell_apart_are_refused() -> None:
+    kinds = [pa.timestamp("us", "Europe/Berlin"), pa.timestamp("s", "America/New_York")]
+    for kind in [*kinds, pa.time64("ns")]:
+        keyed = pk.Flow(pa.schema([("k", kind)])).key_by("k")
+        needs = "cast it to timestamp in UTC" if kind in kinds else "cast it to time64"
+        for flow in (
+            keyed.stateful_map(running, schema="n bigint"),
+            keyed.apply_in_pandas_with_state(running, "n bigint", "n bigint", "update", "NoTimeout"),
+        ):
+            with pytest.raises(SchemaError, match=f"column 'k'.*{needs}|{needs}.*column 'k'"):
+                flow.explain()
+        keyed.agg(n=pk.count()).explain()
+    for zone in ("UTC", "+02:00"):
+        pk.Flow(pa.schema([("k", pa.timestamp("us", zone))])).key_by("k").stateful_map(
+            running, schema="n int"
+        ).explain()
+
+
+def test_values_that_python_does_not_hold_are_told_with_their_column() -> None:
+    rows = pa.table({"k": [1], "ts": pa.array([253_402_300_800_000_000], pa.timestamp("us"))})
+    flow = pk.Flow(rows.schema)
+    for step in (
+        flow.key_by("k").stateful_map(running, schema="n bigint"),
+        flow.flat_map(lambda k, ts: [(k,)], schema="n bigint", rows=True),
+    ):
+        with pytest.raises(SchemaError, match=r"column \"ts\" of type .* has a value that Python's types do not hold"):
+            step.collect(rows)
+
+
+def test_results_of_long_texts_come_in_several_blocks() -> None:
+    text = "x" * (24 << 20)
+    rows = pa.table({"k": [1, 2, 3, 4], "t": [text] * 4, "ts": [0, 0, 0, 0]})
+    flow = pk.Flow(rows.schema, event_time="ts")
+    for step in (
+        flow.key_by("k").agg(t=pk.last("t")),
+        flow.key_by("t", "k").agg(n=pk.count()),
+        flow.window(pk.tumbling("1s")).top(4, by="k", per="window"),
+    ):
+        blocks = list(step.run(rows, workers=1))
+        assert sum(block.num_rows for block in blocks) == 4
+        assert max(block.nbytes for block in blocks) < 100 << 20, [block.num_rows for block in blocks]

@@ -14,6 +14,7 @@ import struct
 import zlib
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -351,6 +352,7 @@ def test_builtin_values_are_shown_and_no_code_is_run() -> None:
         2: collections.deque([1], maxlen=3),
         3: datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone.utc),
         4: {1, 2},
+        5: datetime.datetime(2024, 1, 2, tzinfo=ZoneInfo("UTC")),
     }
     keys = pa.schema([("k", pa.int64())])
     rows = shown(keys, changes(plain))
@@ -362,6 +364,15 @@ def test_builtin_values_are_shown_and_no_code_is_run() -> None:
     assert rows[1]["k"] is None and rows[1]["value"] == "7" and "the key of bytes b'" in rows[1]["problem"]
     shown(keys, entries[:1], unpickle=True)
     assert _ran == ["ran"]
+    # `getattr` is how time zones are pickled, and makes nothing else.
+    [row] = shown(keys, [(pickle.dumps(1), pickle.dumps(ZoneInfo.clear_cache))])
+    assert not row["readable"] and "builtins.getattr, which runs code" in row["problem"], row
+
+
+def test_keys_with_timestamps_of_rows_are_shown() -> None:
+    at = pa.array([1_704_153_600_000_000], pa.timestamp("us", "UTC"))
+    [row] = shown(pa.schema([("at", at.type), ("k", pa.int64())]), changes({(at[0].as_py(), 7): 1}))
+    assert row["readable"] and (row["at"], row["k"]) == (at[0].as_py(), 7), row
 
 
 def test_keys_of_several_columns_and_names_that_are_taken() -> None:

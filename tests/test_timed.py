@@ -354,9 +354,34 @@ def test_what_makes_no_sense_is_refused() -> None:
     for kind, says, build in cases:
         with pytest.raises(kind, match=says):
             build()
+    bare = pk.Flow("k bigint, ts bigint", event_time="ts")
+    # A step before took event time away, or gave its name to something else.
+    for before in (timed.agg(n=pk.count()), timed.agg(ts=pk.max("ts")), bare.distinct("k")):
+        for options in ({"on_timer": plain}, {"ttl": "1s"}):
+            with pytest.raises(PlanError, match="'ts' is not in its rows any more: a step before it took it away"):
+                before.key_by("k").stateful_map(plain, schema="k bigint", **options)  # type: ignore[arg-type]
     assert "and at the end of each epoch" in timed.stateful_map(plain, schema="k bigint", ttl="1s").explain()
     assert "end of each epoch" not in timed.stateful_map(plain, schema="k bigint").explain()
     untimed.stateful_map(plain, schema="k bigint", ttl="1s", ttl_time="processing").explain()
+
+
+def test_an_end_and_processing_time_need_no_event_time() -> None:
+    flow = (
+        pk.Flow("k bigint, ts timestamp", event_time="ts")
+        .key_by("k")
+        .window(pk.tumbling("1m"))
+        .agg(n=pk.count())
+        .key_by("k")
+        .stateful_map(
+            lambda state, n: ((state or 0) + n, None), columns=["n"], schema="k bigint, n bigint", at_end=at_the_end
+        )
+    )
+    ts = pa.array([0, 1, 61_000_000], pa.timestamp("us", "UTC"))
+    assert flow.collect(pa.table({"k": [1, 1, 1], "ts": ts})).to_pylist() == [{"k": 1, "n": 3}]
+
+
+def at_the_end(state: Any, k: int) -> Any:
+    return [(k, state)]
 
 
 def early(state: Any, time: int, value: Any, k: int) -> Any:

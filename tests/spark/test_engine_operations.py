@@ -95,6 +95,10 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
         assert all(dict(labels)["engine"] == 'e "1"' for _, labels in found)
         assert of(found, "penstock_batches_total", query=name, outcome="committed") == [4.0]
         assert of(found, "penstock_rows_total", query=name) == [4 * 600.0]
+        # A rate knows of the first one only where there was a 0 before.
+        for counter in ("batches", "migrations"):
+            assert of(found, f"penstock_{counter}_total", query=name, outcome="failed") == [0.0]
+        assert of(found, "penstock_rescales_total", outcome="failed") == of(found, "penstock_storage_errors_total")
         assert of(found, "penstock_last_batch", query=name) == [3.0]
         assert 0 <= time.time() - of(found, "penstock_last_batch_timestamp_seconds")[0] < 120
         assert of(found, "penstock_batch_seconds_count", query=name) == [4.0]

@@ -58,7 +58,7 @@ class FlowBase:
     #: What the steps stand behind: a source, or where other flows meet.
     _head: Source | Meeting
     _columns: tuple[str, ...]
-    #: The event-time column that was declared, where all sources have it and no step took it away.
+    #: The event-time column that was declared, where all sources have it; rows here may have lost it, see `_time`.
     _event_time: str | None
     #: Steps as they stand in the plan of a line; schemas are base64 text.
     _steps: tuple[dict[str, Any], ...]
@@ -356,6 +356,20 @@ class FlowBase:
         plan, _ = self.to_plan(streaming)
         return dict(_native.plan_check(plan))
 
+    def _time(self, what: str, more: str = "") -> str:
+        """The event-time column of the rows here, for who needs it."""
+        if self._event_time is None:
+            raise PlanError(
+                f"{what} needs event time: write Flow(schema, event_time='ts') with the column that says when a row"
+                f" happened{more}"
+            )
+        if self._whole_rows()._check()["event_time"] is None:
+            raise PlanError(
+                f"{what} needs event time, and {self._event_time!r} is not in its rows any more: a step before it took"
+                f" it away{more}"
+            )
+        return self._event_time
+
     def _whole_rows(self) -> Self:
         """The flow without the key_by and the window that it ends in."""
         waiting = (self._keys is not None) + (self._window is not None)
@@ -443,7 +457,8 @@ class FlowBase:
 
 def _functions(call: dict[str, Any]) -> tuple[Any, ...]:
     """What two calls have in common that are the same."""
-    return tuple(call.get(what) for what in ("func", "on_timer", "at_end", "ttl_us", "ttl_time"))
+    same = ("func", "on_timer", "at_end", "ttl_us", "ttl_time", "columns", "state", "timeout", "timezone")
+    return tuple(call.get(what) for what in same)
 
 
 def _meets(step: dict[str, Any]) -> str:

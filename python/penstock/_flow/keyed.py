@@ -112,13 +112,9 @@ class KeyedSteps(FlowBase):
         self._stateless_only("window")
         if not isinstance(window, Window):
             raise ConfigError(f"window({window!r}): make it with penstock.tumbling, sliding or session")
-        if self._event_time is None:
-            raise PlanError(
-                f"window({window}) needs event time: write Flow(schema, event_time='ts') with the column that"
-                " says when a row happened"
-            )
         if self._window is not None:
             raise PlanError(f"window({window}) follows window({self._window}) directly; keep one of them")
+        self._time(f"window({window})")
         return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
 
     def agg(self, *, emit: str | None = None, **aggregates: Aggregate | str) -> Self:
@@ -300,8 +296,7 @@ class KeyedSteps(FlowBase):
         head = list(zip(self._keys, kinds, strict=True))
         time_type = None
         if self._window is not None:
-            assert self._event_time is not None
-            time_type = self._key_types([self._event_time])[0]
+            time_type = self._key_types([self._time("aggregate")])[0]
             head = [("window_start", time_type), ("window_end", time_type), *head]
         taken = [column for column in made.names if column in dict(head)]
         if taken:
@@ -697,16 +692,12 @@ class KeyedSteps(FlowBase):
             if given is not None and not callable(given):
                 raise ConfigError(f"stateful_map {what}={given!r}: give a function")
         ttl_us = None if ttl is None else parse_duration(ttl, "stateful_map ttl")
-        for what, needs in (("on_timer", on_timer is not None), ("ttl", ttl is not None and ttl_time == "event")):
-            if needs and self._event_time is None:
-                more = "; or say ttl_time='processing'" if what == "ttl" else ""
-                raise PlanError(
-                    f"stateful_map {what} needs event time: write Flow(schema, event_time='ts') with the column that"
-                    f" says when a row happened{more}"
-                )
-        time_type = None
-        if self._event_time is not None:
-            time_type = self._key_types([self._event_time])[0]
+        if on_timer is not None:
+            self._time("stateful_map on_timer")
+        if ttl is not None and ttl_time == "event":
+            self._time("stateful_map ttl", "; or say ttl_time='processing'")
+        event_time = None if self._event_time is None else self._whole_rows()._check()["event_time"]
+        time_type = None if event_time is None else self._key_types([event_time])[0]
         kept = "values of a function, timed" + (" by processing time" if ttl and ttl_time == "processing" else "")
         return {
             "kind": "timed",
@@ -714,7 +705,7 @@ class KeyedSteps(FlowBase):
             "at_end": at_end,
             "ttl_us": ttl_us,
             "ttl_time": ttl_time,
-            "event_time": self._event_time,
+            "event_time": event_time,
             "time_type": time_type,
             "kept": kept,
         }

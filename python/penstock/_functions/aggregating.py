@@ -142,6 +142,9 @@ class AggregateCall:
         self._keys: list[str] = list(call["keys"])
         self._columns: list[str] = list(call["columns"])
         self._time_type: pa.DataType | None = call["time_type"]
+        #: Columns that `finish` makes, behind the bounds of the window and the keys.
+        bounds = 0 if self._time_type is None else len(_WINDOW)
+        self._made = len(self.schema) - bounds - len(self._keys)
         self._updates: bool = call.get("emit") == "update"
         #: The event time is cut into sessions.
         self._sessions: bool = call.get("sessions", False)
@@ -257,6 +260,9 @@ class AggregateCall:
             if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
                 raise TypeError(f"finish returned {short(made)}, not a pyarrow RecordBatch or Table")
             table = pa.table(made)
+            declared = self.schema.names[len(self.schema) - self._made :]
+            if table.column_names != declared and sorted(table.column_names) != sorted(declared):
+                raise TypeError(f"finish returned the columns {table.column_names}; declared are {declared}")
             if len(table) != len(found):
                 raise ValueError(f"finish returned {len(table)} rows for {len(found)} states; it returns one for each")
         except Exception as error:

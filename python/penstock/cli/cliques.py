@@ -101,9 +101,7 @@ def cliques(
                 problem = "is a device or a pipe; name a plain file"
             raise UsageError(f"--input {path}: {problem}")
     if output is not None:
-        check_output(output)
-        if output.exists() and any(output.samefile(path) for path in input):
-            raise UsageError(f"--output {output}: is the input; name another file")
+        check_output(output, input)
     show = not json and sys.stderr.isatty()
     begin = time.perf_counter()
     how = {

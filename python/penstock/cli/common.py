@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,18 +320,20 @@ def parse_lateness(text: str) -> str:
         raise UsageError(str(error)) from error
 
 
-def check_output(output: Path) -> None:
-    """Refuse an output that cannot be written, before any work is done."""
+def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--output") -> None:
+    """Refuse an output that cannot be written or is one of the inputs, before any work is done."""
     if output.is_dir():
-        raise UsageError(f"--output {output}: is a folder; name a file")
+        raise UsageError(f"{option} {output}: is a folder; name a file")
     if output.exists() and not output.is_file():
         # A device or a pipe would be replaced by the new file, not written to.
-        raise UsageError(f"--output {output}: is a device or a pipe; name a plain file")
+        raise UsageError(f"{option} {output}: is a device or a pipe; name a plain file")
     folder = output.resolve().parent
     if not folder.is_dir():
-        raise UsageError(f"--output {output}: the folder {folder} does not exist; make it first")
+        raise UsageError(f"{option} {output}: the folder {folder} does not exist; make it first")
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"--output {output}: the folder {folder} is not writable")
+        raise UsageError(f"{option} {output}: the folder {folder} is not writable")
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise UsageError(f"{option} {output}: is the input; name another file")
 
 
 @contextlib.contextmanager

@@ -69,7 +69,12 @@ def engine_host(
     with spark_session(name, most + 2, report.workers) as (spark, folder):
         files = _lay_out(source, flow, folder, file_rows)
         report.rows = sum(files)
-        tables = _stream(spark, flow, folder, files, report, moves, how, resizes)
+        if report.rows == 0:
+            # Spark asks for no batch of nothing.
+            nothing = {name: schema.empty_table() for name, schema in flow.sources.items()}
+            tables = [flow.collect(nothing if len(nothing) > 1 else next(iter(nothing.values())))]
+        else:
+            tables = _stream(spark, flow, folder, files, report, moves, how, resizes)
     for table in tables:
         for batch in table.to_batches():
             yield conform(batch, flow.output_schema, "output")

@@ -106,7 +106,7 @@ def nexmark(
     late = None if lateness == "auto" else parse_lateness(lateness)
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds the tables and params.json")
-    check_output(output)
+    check_output(output, [input / name for name in ("params.json", "person.parquet", "auction.parquet", "bid.parquet")])
     moves = [parse_move(text, workers) for text in migrate or []]
     if moves and host is Host.spark:
         raise UsageError(

@@ -41,7 +41,7 @@ def report(
     page = output if output is not None else file.resolve().parent / "report.html"
     check_output(page)
     if picture is not None:
-        check_output(picture)
+        check_output(picture, option="--picture")
         if picture.suffix.lower() != ".png":
             raise UsageError(f"--picture {picture}: the picture is a PNG; name it .png")
         if picture.resolve() == page.resolve():

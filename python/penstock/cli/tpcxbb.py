@@ -16,6 +16,7 @@ from penstock.cli.choices import Mode, Queue, Scheduler, Where
 from penstock.cli.common import Report, UsageError, bar, check_output, spark_session, whole_file
 from penstock.errors import ConfigError
 from penstock.workloads import tpcxbb as workload
+from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
 
 __all__ = ["EPILOG", "tpcxbb"]
 
@@ -100,7 +101,8 @@ def tpcxbb(
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds params.json and the tables")
-    check_output(output)
+    tables = (CLICKS, SALES, ITEM, PAGE)
+    check_output(output, [input / "params.json", *(input / f"{table.name}.parquet" for table in tables)])
     report = Report("tpcxbb", host.value, workers, str(output))
     how = {"mode": mode.value, "scheduler": scheduler.value, "queue": queue.value}
     report.more = {"query": query, **how}

@@ -28,6 +28,8 @@ __all__ = ["EPILOG", "wordcount"]
 
 #: Chunks of text per epoch of the engine host, a few megabytes.
 _CHUNKS_PER_EPOCH = 16
+#: Names at whose end Spark decompresses, beside ``.gz``.
+_SPARK_UNZIPS = {".bz2", ".deflate", ".lz4", ".snappy", ".zst", ".zstd"}
 
 EPILOG = """
 **Examples**
@@ -67,7 +69,9 @@ def wordcount(
             if path.exists() and not path.is_dir():
                 problem = "is a device or a pipe; name a plain file"
             raise UsageError(f"--input {path}: {problem}")
-    check_output(output)
+    check_output(output, files)
+    if host is Host.spark:
+        _check_spark(files)
     flow = workload.flow()
     report = Report("wordcount", host.value, workers, str(output), rows_name="words")
     report.more = {"files": len(files)}
@@ -92,6 +96,25 @@ def wordcount(
     report.output_rows = counts.num_rows
     report.seconds = time.perf_counter() - begin
     report.show(json)
+
+
+def _check_spark(files: list[Path]) -> None:
+    """Refuse files that Spark, which goes by names, would read otherwise than the other hosts."""
+    for path in files:
+        name = path.name
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        problem = None
+        if zipped != (path.suffix == ".gz"):
+            problem = "its name and its content differ on whether it is gzip, and Spark goes by the name"
+        elif path.suffix in _SPARK_UNZIPS:
+            problem = f"Spark would decompress a file named {path.suffix}; the other hosts read it as it is"
+        elif name.startswith(("_", ".")):
+            problem = "Spark reads no file whose name begins with _ or ."
+        elif set(str(path.absolute())) & set("[]{}*?\\"):
+            problem = "Spark takes [ ] { } * ? and \\ in a path for a pattern"
+        if problem is not None:
+            raise UsageError(f"--input {path}: {problem}; rename it, or use --host local or engine")
 
 
 def _spark(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:

@@ -2,12 +2,13 @@
 //!
 //! Ids are given here, counting up from 1, and never used twice. A member is lost the moment its
 //! connection ends; everything it had not answered then is named in the event. One thread accepts,
-//! one thread per member reads; requests are written by the caller.
+//! one thread per member reads and one writes: who sends waits for no member, however much it sends to one that does not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -67,11 +68,19 @@ pub struct MemberInfo {
     pub info: Value,
 }
 
+/// What is to be written to a member.
+struct Outgoing {
+    kind: Kind,
+    call: u64,
+    body: String,
+    attachment: Vec<u8>,
+}
+
 struct Entry {
     info: Value,
-    writer: Arc<Mutex<Session>>,
-    /// Ends the connection without waiting for the writer.
-    breaker: Session,
+    writer: Sender<Outgoing>,
+    /// Knows what is too long.
+    session: Session,
     calls: BTreeSet<u64>,
     dismissed: Option<String>,
 }
@@ -166,32 +175,19 @@ impl Registry {
         members.iter().map(|(id, e)| MemberInfo { member: *id, info: e.info.clone() }).collect()
     }
 
-    /// Sends a request and returns its call id; the answer comes as [`RegistryEvent::Reply`], or
+    /// Sends a request, without waiting for the member, and returns its call id; the answer comes as [`RegistryEvent::Reply`], or
     /// the call is named by [`RegistryEvent::Lost`].
     ///
     /// # Errors
-    /// [`ClusterError::UnknownMember`]; [`ClusterError::Frame`] when it is too long; others when
-    /// the connection has just broken, which also yields the lost event.
-    pub fn send(&self, member: u64, body: &str, attachment: &[u8]) -> Result<u64, ClusterError> {
-        let call = self.shared.calls.fetch_add(1, SeqCst);
-        let writer = {
-            let mut members = self.shared.members();
-            let entry = members.get_mut(&member).ok_or(ClusterError::UnknownMember { member })?;
-            entry.calls.insert(call);
-            Arc::clone(&entry.writer)
-        };
-        let sent = locked(&writer).send_body(Kind::Request, call, body, attachment);
-        if let Err(error) = sent {
-            let mut members = self.shared.members();
-            if let Some(entry) = members.get_mut(&member) {
-                entry.calls.remove(&call);
-                if !matches!(&error, ClusterError::Frame(e) if !breaks(e)) {
-                    // Half a frame may be out: the reader sees the end and reports the loss.
-                    entry.breaker.shutdown();
-                }
-            }
-            return Err(error);
-        }
+    /// [`ClusterError::UnknownMember`]; [`ClusterError::Frame`] when it is too long.
+    pub fn send(&self, member: u64, body: String, attachment: Vec<u8>) -> Result<u64, ClusterError> {
+        let (kind, call) = (Kind::Request, self.shared.calls.fetch_add(1, SeqCst));
+        let mut members = self.shared.members();
+        let entry = members.get_mut(&member).ok_or(ClusterError::UnknownMember { member })?;
+        entry.session.fits(&body, &attachment)?;
+        entry.calls.insert(call);
+        // Where the writer has ended the member is lost, and the loss names the call.
+        let _ = entry.writer.send(Outgoing { kind, call, body, attachment });
         Ok(call)
     }
 
@@ -208,19 +204,11 @@ impl Registry {
     /// # Errors
     /// [`ClusterError::UnknownMember`].
     pub fn dismiss(&self, member: u64, reason: &str) -> Result<(), ClusterError> {
-        let writer = {
-            let mut members = self.shared.members();
-            let entry = members.get_mut(&member).ok_or(ClusterError::UnknownMember { member })?;
-            entry.dismissed = Some(reason.to_owned());
-            Arc::clone(&entry.writer)
-        };
+        let mut members = self.shared.members();
+        let entry = members.get_mut(&member).ok_or(ClusterError::UnknownMember { member })?;
+        entry.dismissed = Some(reason.to_owned());
         let body = json!({ "reason": reason }).to_string();
-        let sent = locked(&writer).send_body(Kind::Dismiss, 0, &body, &[]);
-        if sent.is_err()
-            && let Some(entry) = self.shared.members().get(&member)
-        {
-            entry.breaker.shutdown();
-        }
+        let _ = entry.writer.send(Outgoing { kind: Kind::Dismiss, call: 0, body, attachment: Vec::new() });
         Ok(())
     }
 
@@ -236,39 +224,41 @@ impl Registry {
     }
 }
 
-fn locked(writer: &Mutex<Session>) -> MutexGuard<'_, Session> {
-    writer.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// False for an error found before anything was written.
-fn breaks(error: &crate::session::FrameError) -> bool {
-    !matches!(error, crate::session::FrameError::TooLong { .. })
+/// Writes what is sent to a member, until it is lost.
+fn write(session: &mut Session, outgoing: &Receiver<Outgoing>) {
+    for Outgoing { kind, call, body, attachment } in outgoing {
+        if session.send_body(kind, call, &body, &attachment).is_err() {
+            // Half a frame may be out: the reader sees the end and reports the loss.
+            return session.shutdown();
+        }
+    }
 }
 
 fn serve(accepted: Accepted, shared: &Shared) {
     let mut session = accepted.session;
-    let Ok(member) = admit(&mut session, &accepted.scope, shared) else { return };
+    let Ok((member, writer)) = admit(&mut session, &accepted.scope, shared) else { return };
     let reason = listen(&mut session, member, shared);
     session.shutdown();
     let (calls, dismissed) = match shared.members().remove(&member) {
         Some(entry) => (entry.calls.into_iter().collect(), entry.dismissed),
         None => (Vec::new(), None),
     };
+    // Its socket and its queue have ended.
+    let _ = writer.join();
     let reason = dismissed.map_or(reason, |why| format!("dismissed: {why}"));
     // Nobody listens any more when the registry itself is gone.
     let _ = shared.events.send(RegistryEvent::Lost { member, reason, calls });
 }
 
 /// Hears who it is and gives it an id.
-fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<u64, ClusterError> {
+fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<(u64, JoinHandle<()>), ClusterError> {
     session.set_read_timeout(Some(shared.limits.handshake_time))?;
     let body = match session.receive()? {
         Some(frame) if frame.kind == Kind::Join => frame.into_body()?,
         _ => return Err(ClusterError::Protocol("a member has to join first".into())),
     };
     session.set_read_timeout(Some(shared.limits.silence))?;
-    let writer = Arc::new(Mutex::new(session.try_clone()?));
-    let breaker = session.try_clone()?;
+    let mut twin = session.try_clone()?;
     let info = body.json;
     if slot_scope(&info) != scope {
         shared.metrics.refuse(&shared.metrics.refused_role);
@@ -279,10 +269,14 @@ fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<u64, Clu
     let member = shared.ids.fetch_add(1, SeqCst);
     // The answer goes first, so that no request can overtake it.
     session.answer(&Ok(json!({ "ok": true, "member": member })))?;
-    let entry = Entry { info: info.clone(), writer, breaker, calls: BTreeSet::new(), dismissed: None };
+    let (writer, outgoing) = unbounded();
+    let entry =
+        Entry { info: info.clone(), writer, session: session.try_clone()?, calls: BTreeSet::new(), dismissed: None };
+    let thread = thread::Builder::new().name(format!("penstock-reg-{member}"));
+    let thread = thread.spawn(move || write(&mut twin, &outgoing)).map_err(ClusterError::io("start a thread"))?;
     shared.members().insert(member, entry);
     let _ = shared.events.send(RegistryEvent::Joined { member, info });
-    Ok(member)
+    Ok((member, thread))
 }
 
 /// Reads until the member is gone; says why.

@@ -36,6 +36,11 @@ impl Texts {
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
     }
 
+    /// Bytes of all texts together.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     pub(crate) fn heap_bytes(&self) -> usize {
         self.bytes.capacity() + self.ends.capacity() * size_of::<usize>()
     }

@@ -11,7 +11,7 @@ use crate::agg::{Aggregate, Aggregator};
 use crate::column::{self, EventTime};
 use crate::error::{OpError, StepName};
 use crate::key::{KeyCodec, KeyKind, Keys};
-use crate::op::{BLOCK_ROWS, Bins, Output, Sink};
+use crate::op::{Bins, Output, Sink};
 use crate::record::{Records, Shape};
 use crate::state::panes_of;
 use crate::table::{Scratch, Table};
@@ -167,7 +167,7 @@ impl GroupBy {
                     self.starts.push(start);
                 }
                 self.records.push(&self.shape, table, position as usize);
-                if self.records.len() == BLOCK_ROWS {
+                if self.records.are_many() {
                     self.flush(out)?;
                 }
             }
@@ -190,7 +190,7 @@ impl GroupBy {
         self.starts.push(start);
         self.ends.push(end);
         self.records.push_cells(&self.shape, key, cells);
-        if self.records.len() == BLOCK_ROWS { self.flush(out) } else { Ok(()) }
+        if self.records.are_many() { self.flush(out) } else { Ok(()) }
     }
 
     /// Merges tables of one bin into `into`.

@@ -16,7 +16,7 @@ use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
 use crate::join::{Join, JoinOp, Sides};
 use crate::key::KeyKind;
-use crate::op::KeyedOp;
+use crate::op::{BLOCK_BYTES, KeyedOp, bytes_of};
 use crate::panes::Panes;
 use crate::running::{Emit, RunningOp};
 use crate::session::{SessionOp, Sessions};
@@ -141,6 +141,28 @@ impl KeyedSpec {
             KeyedKind::Join(join) => join.assign(&self.step, batch),
             _ => Ok(batch.clone()),
         }
+    }
+
+    /// The parts of a block to assign one after the other: with all copies of its rows it might be longer than columns of text can be.
+    #[must_use]
+    pub fn parts(&self, batch: RecordBatch) -> Vec<RecordBatch> {
+        let windows = match &self.kind {
+            KeyedKind::Top(Top { assign: Some((windows, _)), .. }) => Some(windows),
+            KeyedKind::Aggregate { windows: Some((Cut::Windows(windows), _)), .. } => Some(windows),
+            KeyedKind::Join(join) => join.windows.as_ref(),
+            _ => None,
+        };
+        let copies = windows.map_or(1, |windows| (windows.size_us() / windows.every_us()) as usize + 1);
+        let (mut parts, mut left) = (Vec::new(), vec![batch]);
+        while let Some(batch) = left.pop() {
+            let rows = batch.num_rows();
+            if copies > 2 && rows > 1 && bytes_of(&batch).saturating_mul(copies) > 4 * BLOCK_BYTES {
+                left.extend([batch.slice(rows / 2, rows - rows / 2), batch.slice(0, rows / 2)]);
+            } else {
+                parts.push(batch);
+            }
+        }
+        parts
     }
 
     /// The same of rows that come when a watermark is known up to which windows have closed: a top over raw rows leaves out here what the block

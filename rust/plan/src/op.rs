@@ -13,6 +13,8 @@ use crate::state::State;
 
 /// Output blocks have at most this many rows.
 pub const BLOCK_ROWS: usize = 65_536;
+/// Bytes of keys and values after which a block of output ends: columns of text hold less than 2^31.
+pub(crate) const BLOCK_BYTES: usize = 64 << 20;
 
 /// The bins a worker holds, as an operator sees them.
 pub trait Bins {
@@ -149,6 +151,11 @@ pub fn conform(step: &StepName, declared: &SchemaRef, batch: &RecordBatch) -> Re
 pub(crate) fn take_rows(batch: &RecordBatch, rows: &[u32]) -> Result<RecordBatch, OpError> {
     let rows = arrow_array::UInt32Array::from(rows.to_vec());
     Ok(arrow_select::take::take_record_batch(batch, &rows)?)
+}
+
+/// Bytes of the rows of a block, of which it may be a part.
+pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or_default()).sum()
 }
 
 /// Sends `batch` in pieces of at most [`BLOCK_ROWS`] rows; nothing when it is empty.

@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow_schema::{Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 
 use crate::agg::{Aggregate, Function};
 use crate::chain::{Stateless, is_metered, stateless};
@@ -94,6 +94,7 @@ pub struct Plan {
     spec: PlanSpec,
     sources: Vec<Source>,
     stages: Vec<Stage>,
+    event_time: Option<String>,
 }
 
 /// Rows of one kind that may come too late.
@@ -159,6 +160,30 @@ fn wrong_type(step: &StepName, field: &Field, need: &'static str) -> PlanError {
     }
 }
 
+/// Whether values that differ are different keys of a dict in Python.
+fn distinct_in_python(step: &StepName, field: &Field) -> Result<(), PlanError> {
+    let need = match plain_type(field.data_type()) {
+        nested if nested.is_nested() => {
+            "the key of a function must be hashable in Python: make text or bytes of it first"
+        }
+        DataType::Timestamp(_, Some(zone)) if has_clock_changes(zone) => {
+            "when the clocks of that zone go back, instants that are an hour apart are the same key to a function in Python: cast it to \
+             timestamp in UTC first"
+        }
+        DataType::Time64(TimeUnit::Nanosecond) => {
+            "to a function in Python times of the same microsecond are the same key: cast it to time64[us], or to a whole number, first"
+        }
+        _ => return Ok(()),
+    };
+    Err(wrong_type(step, field, need))
+}
+
+/// Of a zone by name; those of an offset, and UTC, have none.
+fn has_clock_changes(zone: &str) -> bool {
+    !zone.starts_with(['+', '-'])
+        && !["UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Etc/UCT", "UCT"].contains(&zone)
+}
+
 pub(crate) fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
     let mut names = HashSet::new();
     match schema.fields().iter().find(|field| !names.insert(field.name())) {
@@ -206,11 +231,11 @@ impl Plan {
         if let Some(again) = sources.iter().find(|source| !names.insert(&source.name)) {
             return Err(PlanError::DuplicateSource { name: again.name.clone() });
         }
-        let (mut stages, output) = Compiler::new(&spec, &sources)?.compile(&spec)?;
+        let (mut stages, output, event_time) = Compiler::new(&spec, &sources)?.compile(&spec)?;
         name_operators(&spec, &mut stages)?;
         tell_best(&mut stages, output);
         debug_assert_eq!(output, stages.len() - 1, "the last node's rows leave the last stage");
-        Ok(Self { spec, sources, stages })
+        Ok(Self { spec, sources, stages, event_time })
     }
 
     /// Reads and compiles a plan.
@@ -234,6 +259,11 @@ impl Plan {
     /// The sources; at least one.
     pub fn sources(&self) -> &[Source] {
         &self.sources
+    }
+
+    /// The column of the output that has the event time, where no step took it away.
+    pub fn event_time(&self) -> Option<&str> {
+        self.event_time.as_deref()
     }
 
     /// Whether it is one path: each stage takes the rows of the one before it, the first those of the only source.
@@ -459,8 +489,8 @@ impl Compiler {
         (self.point, self.waiting, self.open) = (point, waiting, open);
     }
 
-    /// The stages, and which of them gives the output.
-    fn compile(mut self, spec: &PlanSpec) -> Result<(Vec<Stage>, usize), PlanError> {
+    /// The stages, which of them gives the output, and the event time of that.
+    fn compile(mut self, spec: &PlanSpec) -> Result<(Vec<Stage>, usize, Option<String>), PlanError> {
         let last = self.uses.len() - 1;
         let name = |node: usize| match node.checked_sub(spec.sources.len()) {
             None => StepName::new(node, "source"),
@@ -496,7 +526,7 @@ impl Compiler {
             self.cut(None, self.point.schema.clone());
         }
         let [Origin::Stage(output)] = self.open.from[..] else { unreachable!("what was cut is a stage") };
-        Ok((self.stages, output))
+        Ok((self.stages, output, self.point.event_time.map(|time| time.name)))
     }
 
     /// Refuses a key or a window that no step has used.
@@ -1003,10 +1033,7 @@ impl Compiler {
             None => (named, Nulls::Group),
         };
         keys.iter().try_for_each(|&at| storable(&step, schema.field(at)))?;
-        if let Some(&nested) = keys.iter().find(|&&at| schema.field(at).data_type().is_nested()) {
-            let need = "the key of a stateful function must be hashable in Python: make text or bytes of it first";
-            return Err(wrong_type(&step, schema.field(nested), need));
-        }
+        keys.iter().try_for_each(|&at| distinct_in_python(&step, schema.field(at)))?;
         let kind = kind(&self.point);
         self.close(KeyedSpec {
             name: name.into(),
@@ -1043,10 +1070,7 @@ impl Compiler {
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);
         let Some((_, keys, nulls)) = key else { return misplaced("it needs a key: put key_by before it") };
         let input = self.point.schema.clone();
-        if let Some(&nested) = keys.iter().find(|&&at| input.field(at).data_type().is_nested()) {
-            let need = "the key of a function must be hashable in Python: make text or bytes of it first";
-            return Err(wrong_type(&step, input.field(nested), need));
-        }
+        keys.iter().try_for_each(|&at| distinct_in_python(&step, input.field(at)))?;
         let windows = match windows {
             Some((_, cut)) => Some((cut, self.point.event_time.clone().expect("a window step needs it"))),
             None => None,

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::acc::{Blobs, Kind};
 use crate::bytes::Texts;
 use crate::key::KeyKind;
+use crate::op::{BLOCK_BYTES, BLOCK_ROWS};
 use crate::table::Table;
 
 /// What the rows of a table hold; equal on both sides of a move.
@@ -77,6 +78,11 @@ impl Records {
 
     pub(crate) fn len(&self) -> usize {
         self.words.len() / self.stride
+    }
+
+    /// Whether they make a block of output, by rows or by bytes.
+    pub(crate) fn are_many(&self) -> bool {
+        self.len() >= BLOCK_ROWS || self.keys.bytes() + self.blobs.bytes() >= BLOCK_BYTES
     }
 
     /// Copies the row at a position of `table`.

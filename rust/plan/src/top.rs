@@ -22,7 +22,9 @@ use smallvec::SmallVec;
 use crate::column::{Codes, EventTime, codes, one_zero};
 use crate::error::{OpError, StateFault, StepName};
 use crate::hash::hash_bytes;
-use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, conform, send, take_rows};
+use crate::op::{
+    BLOCK_BYTES, BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, conform, send, take_rows,
+};
 use crate::panes::CHUNK_BYTES;
 use crate::row_format;
 use crate::state::groups_of;
@@ -755,12 +757,15 @@ impl KeyedOp for TopOp {
         }
         self.watermark = watermark_us;
         let mut pending: Vec<Box<[u8]>> = Vec::new();
+        let mut bytes = 0;
         for bin in bins.held() {
             groups_of(bins, bin)?.fire(watermark_us, |row| {
+                bytes += row.len();
                 pending.push(row);
-                if pending.len() == BLOCK_ROWS {
+                if pending.len() == BLOCK_ROWS || bytes >= BLOCK_BYTES {
                     out(Output::Rows(self.block(&pending)?));
                     pending.clear();
+                    bytes = 0;
                 }
                 Ok(())
             })?;

@@ -181,8 +181,10 @@ impl Callbacks for PyCalls {
                     }
                 }
                 self.attached(&call.step, |py| {
-                    let lists =
-                        taken.iter().map(|(_, column)| convert::to_list(py, column)).collect::<PyResult<Vec<_>>>()?;
+                    let lists = taken
+                        .iter()
+                        .map(|(name, column)| convert::to_list(py, (&call.step, name), column))
+                        .collect::<PyResult<Vec<_>>>()?;
                     let list = |name: &String| {
                         let at = taken.iter().position(|(known, _)| *known == name).expect("taken above");
                         lists[at].clone()

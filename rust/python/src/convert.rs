@@ -15,14 +15,22 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, RecordBatch as Batch};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
+use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 
 use crate::arrow::{RecordBatch, import_array};
 
-/// The values of a column as a list.
-pub(crate) fn to_list<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound<'py, PyList>> {
+/// The values of a column as a list; step and column are named where that fails.
+///
+/// # Errors
+/// A `SchemaError` for a value that Python's types do not hold, such as a date behind the year 9999.
+pub(crate) fn to_list<'py>(
+    py: Python<'py>,
+    (step, name): (&str, &str),
+    column: &ArrayRef,
+) -> PyResult<Bound<'py, PyList>> {
     match column.data_type() {
         DataType::Int8 => integers::<Int8Type>(py, column),
         DataType::Int16 => integers::<Int16Type>(py, column),
@@ -46,7 +54,21 @@ pub(crate) fn to_list<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound
             let batch = Batch::try_new(Arc::new(Schema::new(vec![field])), vec![column.clone()])
                 .map_err(|error| crate::errors::arrow(&error))?;
             let batch = pyarrow(py)?.call_method1("record_batch", (RecordBatch::new(batch),))?;
-            Ok(batch.call_method1("column", (0,))?.call_method0("to_pylist")?.cast_into::<PyList>()?)
+            let values = batch.call_method1("column", (0,))?.call_method0("to_pylist").map_err(|error| {
+                if !error.is_instance_of::<PyOverflowError>(py) && !error.is_instance_of::<PyValueError>(py) {
+                    return error;
+                }
+                let text = format!(
+                    "{step}: column {name:?} of type {} has a value that Python's types do not hold ({}): filter it out or cast the column \
+                     before the step",
+                    column.data_type(),
+                    error.value(py),
+                );
+                let told = crate::errors::raise(crate::errors::Kind::Schema, &text);
+                told.set_cause(py, Some(error));
+                told
+            });
+            Ok(values?.cast_into::<PyList>()?)
         }
     }
 }

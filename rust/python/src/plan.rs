@@ -38,6 +38,7 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     let facts = PyDict::new(py);
     facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
     facts.set_item("needs_order", plan.needs_order())?;
+    facts.set_item("event_time", plan.event_time())?;
     facts.set_item("pieces", pieces(py, &plan)?)?;
     let late = plan.late_outputs().into_iter().map(|output| (output.name, Schema::new(output.schema)));
     facts.set_item("late_outputs", late.collect::<Vec<_>>())?;

@@ -121,10 +121,9 @@ impl Registry {
     /// Sends a request (JSON) and returns its call id; the answer comes by `poll`.
     #[pyo3(signature = (member, body, attachment=None))]
     fn send(&self, py: Python<'_>, member: u64, body: String, attachment: Option<&[u8]>) -> PyResult<u64> {
-        let inner = self.inner(py)?.clone();
+        let inner = self.inner(py)?;
         let attachment = attachment.unwrap_or_default().to_vec();
-        let job = move || inner.send(member, &body, &attachment);
-        aside::once(py, "Registry", job)?.map_err(|error| errors::from_cluster(&error))
+        py.detach(|| inner.send(member, body, attachment)).map_err(|error| errors::from_cluster(&error))
     }
 
     /// Waits up to `timeout` seconds for something to happen; returns everything that has, in order.
@@ -140,9 +139,8 @@ impl Registry {
 
     /// Tells a member to go; its end comes as a lost event.
     fn dismiss(&self, py: Python<'_>, member: u64, reason: String) -> PyResult<()> {
-        let inner = self.inner(py)?.clone();
-        let job = move || inner.dismiss(member, &reason);
-        aside::once(py, "Registry", job)?.map_err(|error| errors::from_cluster(&error))
+        let inner = self.inner(py)?;
+        py.detach(|| inner.dismiss(member, &reason)).map_err(|error| errors::from_cluster(&error))
     }
 
     /// Counters of the listener: accepted and refused connections, by reason.

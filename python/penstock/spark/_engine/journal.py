@@ -132,6 +132,19 @@ class _Asked:
         return f"{listed} to be {'read' if self.what == 'Load' else 'merged'}"
 
 
+#: Counters that each query has from its first batch on, with the labels behind its name.
+_OF_QUERIES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    *(("penstock_batches_total", (outcome,)) for outcome in ("committed", "failed", "stopped")),
+    *(("penstock_migrations_total", (outcome,)) for outcome in ("done", "failed")),
+    ("penstock_rows_total", ()),
+    ("penstock_late_rows_total", ()),
+    ("penstock_generations_total", ()),
+    ("penstock_claims_total", ()),
+    ("penstock_manifests_total", ()),
+    ("penstock_storage_errors_total", ()),
+)
+
+
 class Journal:
     """Lines and counters of one engine.
 
@@ -171,14 +184,24 @@ class Journal:
         self._look = 0.0
         for name in ("penstock_members_lost_total", "penstock_members_replaced_total"):
             self.counters.add(name, value=0.0)
+        for outcome in ("done", "failed"):
+            self.counters.add("penstock_rescales_total", outcome, value=0.0)
 
     # Told by queries, in the thread of Spark's call
 
     def batch_begun(self, query: str, batch: int) -> None:
         """Spark has called with a batch."""
         with self._lock:
+            first = query not in self._batches
             self._batches[query] = batch
+        if first:
+            self._begin_counting(self._name_of(query) or query)
         self._tell(logging.INFO, "batch begun", query, batch=batch)
+
+    def _begin_counting(self, name: str) -> None:
+        """A rate knows of a counter's first step only where its series was there before, at 0."""
+        for counter, labels in _OF_QUERIES:
+            self.counters.add(counter, name, *labels, value=0.0)
 
     def batch_committed(
         self, query: str, batch: int, rows: int, late_rows: int, seconds: float, phases: Mapping[str, float]

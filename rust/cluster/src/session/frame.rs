@@ -163,16 +163,29 @@ pub(super) fn body_head(call: u64, body: &str) -> Result<[u8; BODY_HEAD_BYTES], 
     Ok(head)
 }
 
+/// The length of a payload, unless it is too long.
+fn fits(total: usize, limit: usize) -> Result<u32, FrameError> {
+    match u32::try_from(total) {
+        Ok(length) if total <= limit => Ok(length),
+        _ => Err(FrameError::TooLong { bytes: total as u64, limit }),
+    }
+}
+
+/// Whether a body with an attachment can be sent.
+///
+/// # Errors
+/// [`FrameError::TooLong`].
+pub(super) fn body_fits(body: &str, attachment: &[u8], limit: usize) -> Result<(), FrameError> {
+    fits(BODY_HEAD_BYTES + body.len() + attachment.len(), limit).map(drop)
+}
+
 /// Writes one frame whose payload is the concatenation of `parts`.
 ///
 /// # Errors
 /// [`FrameError::TooLong`] with nothing written; [`FrameError::Io`].
 pub fn write_frame(out: &mut impl Write, kind: Kind, parts: &[&[u8]], limit: usize) -> Result<(), FrameError> {
     let total: usize = parts.iter().map(|part| part.len()).sum();
-    let length = match u32::try_from(total) {
-        Ok(length) if total <= limit => length,
-        _ => return Err(FrameError::TooLong { bytes: total as u64, limit }),
-    };
+    let length = fits(total, limit)?;
     let mut header = [0u8; HEADER_BYTES];
     header[..2].copy_from_slice(&MAGIC);
     header[2] = VERSION;

@@ -236,6 +236,14 @@ impl Session {
         self.send(kind, &[&head, body.as_bytes(), attachment])
     }
 
+    /// Whether [`send_body`](Self::send_body) would send it.
+    ///
+    /// # Errors
+    /// [`FrameError::TooLong`].
+    pub(crate) fn fits(&self, body: &str, attachment: &[u8]) -> Result<(), ClusterError> {
+        Ok(frame::body_fits(body, attachment, self.frame_bytes)?)
+    }
+
     /// Sends the answer to the connection's purpose: `{"ok": true, ..}` or a failure, without its attachment.
     pub fn answer(&mut self, answer: &Result<Value, Failure>) -> Result<(), ClusterError> {
         match answer {

@@ -272,7 +272,7 @@ fn requests_that_cannot_be_served_are_answered_by_kind() {
     };
     let reply = driver.reply(call);
     assert_eq!(kind(&reply), "plan");
-    assert!(matches!(driver.registry.send(77, "{}", &[]), Err(ClusterError::UnknownMember { member: 77 })));
+    assert!(matches!(driver.registry.send(77, "{}".into(), vec![]), Err(ClusterError::UnknownMember { member: 77 })));
     driver.close();
 }
 
@@ -345,7 +345,7 @@ fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     assert_eq!((kind(&body), &body["query"], &body["stamp"]["generation"]), ("peer_lost", &json!("q"), &json!(1)));
     assert_eq!(body["error"]["why"], "Echo");
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[]))), "peer_lost");
-    assert!(driver.registry.send(id, "{}", &[]).is_err());
+    assert!(driver.registry.send(id, "{}".into(), vec![]).is_err());
 
     // A replacement gets a new id, and the next generation runs on both.
     let place = driver.join();
@@ -619,6 +619,35 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let error = drain_with(&address, &keys, &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     drop(driver.close());
+}
+
+#[test]
+fn who_sends_does_not_wait_for_a_member_that_does_not_read() {
+    use penstock_cluster::session::{Kind, Role, Session};
+    let registry = Registry::bind("127.0.0.1", 0, None, SECRET).unwrap();
+    let [hung, mut quick] = [(); 2].map(|()| {
+        let mut session =
+            Session::dial(registry.address(), &keys(), Role::Member, "", &Value::Null, &limits()).unwrap();
+        session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
+        session.receive_answer().unwrap();
+        session
+    });
+    let unread = registry.send(1, "{}".into(), vec![7; 64 << 20]).unwrap();
+    let read = registry.send(2, "{}".into(), vec![7; 64 << 20]).unwrap();
+    let body = quick.receive().unwrap().expect("the request").into_body().unwrap();
+    assert_eq!((body.call, body.attachment.len()), (read, 64 << 20));
+    drop(hung);
+    let mut events = Vec::new();
+    common::until("the loss is told", || {
+        events.extend(registry.poll(Duration::from_millis(10)));
+        let lost = events.iter().find_map(|event| match event {
+            RegistryEvent::Lost { member: 1, calls, .. } => Some(calls.clone()),
+            _ => None,
+        });
+        lost.inspect(|calls| assert_eq!(*calls, [unread])).is_some()
+    });
+    let long = registry.send(2, "{}".into(), vec![7; 256 << 20]);
+    assert!(matches!(long, Err(ClusterError::Frame(_))));
 }
 
 #[test]

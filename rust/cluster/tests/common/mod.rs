@@ -420,7 +420,7 @@ impl Driver {
     }
 
     pub fn send_with(&self, place: usize, body: &Value, attachment: &[u8]) -> u64 {
-        self.registry.send(self.members[place].id, &body.to_string(), attachment).unwrap()
+        self.registry.send(self.members[place].id, body.to_string(), attachment.to_vec()).unwrap()
     }
 
     /// Waits for an event, keeping the others.

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, Manifest, MemberId, Moving,
-    Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
+    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Moving, Operator,
+    Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
 };
 
 const QUERY: &str = "q";

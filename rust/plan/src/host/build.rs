@@ -25,7 +25,7 @@ use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
-use super::chain::{self, Context, Monitors, bytes_of, each_rows};
+use super::chain::{self, Context, Monitors, each_rows};
 use super::group::{GroupConfig, HostError};
 use super::leader::Probes;
 use super::pieces::{Begin, End, Piece};
@@ -38,7 +38,7 @@ use crate::block::FlowBlock;
 use crate::error::OpError;
 use crate::keyed::KeyedSpec;
 use crate::late::LateRows;
-use crate::op::Output;
+use crate::op::{Output, bytes_of};
 use crate::plan::{Inlet, Origin};
 use crate::state::State;
 
@@ -553,10 +553,16 @@ fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
                 let block = match block {
                     FlowBlock::Rows { batch, .. } => {
                         let known = watermark.filter(|_| ended.is_some_and(|ended: u64| ended + 1 >= epoch));
-                        FlowBlock::rows(match known {
-                            Some(watermark) => keyed.assign_after(&batch, watermark)?,
-                            None => keyed.assign(&batch)?,
-                        })
+                        for part in keyed.parts(batch) {
+                            let block = FlowBlock::rows(match known {
+                                Some(watermark) => keyed.assign_after(&part, watermark)?,
+                                None => keyed.assign(&part)?,
+                            });
+                            if !block.is_empty() {
+                                output.session(&capability).give(block);
+                            }
+                        }
+                        continue;
                     }
                     FlowBlock::Watermark(reached) => {
                         watermark = watermark.max(Some(reached));

@@ -38,7 +38,7 @@ use crate::callback::{Callbacks, Expansion};
 use crate::chain::{Bound, FlatMapCall, Loop, Stateless};
 use crate::error::{OpError, StepName};
 use crate::foreign::MapCall;
-use crate::op::conform;
+use crate::op::{bytes_of, conform};
 use crate::own::owned;
 
 /// Bytes after which rows that were drawn are handed on.
@@ -404,11 +404,6 @@ impl Drawn {
         }
         rows
     }
-}
-
-/// Bytes of the rows of a block, of which it may be a part.
-pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or_default()).sum()
 }
 
 impl Expand<FlowBlock> for Hand {

@@ -15,7 +15,6 @@ use penstock_dataflow::{BoxError, Error, Worker};
 use penstock_progress::FlowTime;
 
 use super::build::{Built, WORTH_TELLING, Worth};
-use super::chain::bytes_of;
 use super::feed::Slice;
 use super::leader::{Leader, Migrated, Order, first};
 use super::record::Record;
@@ -23,6 +22,7 @@ use super::rows::Rows;
 use super::stats::{Gauges, SliceSample, unix_ns};
 use super::{CLOSE, MARK, SEAL};
 use crate::block::FlowBlock;
+use crate::op::bytes_of;
 
 /// One epoch's share of a worker.
 #[derive(Debug)]

@@ -105,6 +105,29 @@ fn keyed(steps: &str) -> KeyedSpec {
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
 }
 
+/// Copies of long texts for many windows would not fit into one column.
+#[test]
+fn blocks_are_assigned_to_many_windows_in_parts() {
+    let texts = (0..16).map(|row| "x".repeat(if row < 8 { 1 << 20 } else { row }));
+    let block = RecordBatch::try_from_iter([
+        ("t", Arc::new(Int64Array::from_iter_values(0..16)) as ArrayRef),
+        ("s", Arc::new(StringArray::from_iter_values(texts)) as _),
+    ])
+    .unwrap();
+    let schema = schema_to_text(&block.schema());
+    for (every, parts) in [(1_000_000, vec![4, 4, 8]), (20_000_000, vec![16]), (60_000_000, vec![16])] {
+        let steps = format!(
+            r#"{{"op":"window","kind":"sliding","size_us":60000000,"every_us":{every}}},
+               {{"op":"top","n":100,"by":"t","descending":true,"per":"window"}}"#
+        );
+        let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#);
+        let keyed = Plan::from_json(&text).unwrap().keyed().next().unwrap().clone();
+        let cut = keyed.parts(block.clone());
+        assert_eq!(cut.iter().map(RecordBatch::num_rows).collect::<Vec<_>>(), parts);
+        assert_eq!(arrow_select::concat::concat_batches(&block.schema(), &cut).unwrap(), block);
+    }
+}
+
 #[test]
 fn rows_are_those_of_the_operator_at_its_end() {
     for (steps, updates, types) in PLANS {

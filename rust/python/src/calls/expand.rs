@@ -32,7 +32,8 @@ pub(super) fn begin(call: &Arc<Call>, batch: &Batch, skip: bool) -> Result<Box<d
         let input = match rows {
             false => RecordBatch::new(batch.clone()).into_pyobject(py)?.into_any(),
             true => {
-                let columns = batch.columns().iter().map(|column| convert::to_list(py, column));
+                let fields = batch.schema_ref().fields().iter().zip(batch.columns());
+                let columns = fields.map(|(field, column)| convert::to_list(py, (&call.step, field.name()), column));
                 PyList::new(py, columns.collect::<PyResult<Vec<_>>>()?)?.into_any()
             }
         };
