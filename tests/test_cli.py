@@ -281,8 +281,70 @@ def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.C
     assert "is damaged" in refused(capsys, "wordcount", "--input", str(book), "--output", str(output), code=1)
     assert output.read_bytes() == b"from before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt.gz", "out.parquet", "site"]
-    with pytest.raises(ValueError, match="is damaged"):
-        main(["wordcount", "--input", str(book), "--output", str(output), "--debug"])
+    assert main(["wordcount", "--input", str(book), "--output", str(output), "--debug"]) == 1
+    assert "Traceback" in (told := capsys.readouterr().err) and "is damaged" in told.splitlines()[-1]
+
+
+def test_debug_changes_no_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["nexmark", "--query", "q9", "--input", ".", "--output", "x", "--debug"]
+    assert main(given) == 2 and "Traceback" in capsys.readouterr().err
+    assert main(["--debug"]) == 2 and "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+def test_output_that_does_not_get_out_is_an_error_of_one_line() -> None:
+    command = [sys.executable, "-m", "penstock.cli", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.splitlines() == ["penstock: [Errno 28] No space left on device"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_demo_looks_at_its_folder_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pyspark")
+    (tmp_path / "file").write_text("")
+    assert "is a file; name a folder" in refused(capsys, "demo", "--output", str(tmp_path / "file" / "out"))
+    if os.geteuid() != 0:  # who may write everywhere
+        os.chmod(tmp_path, 0o500)
+        assert "is not writable" in refused(capsys, "demo", "--output", str(tmp_path / "new" / "out"))
+
+
+def test_an_output_that_is_an_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("a b")
+    assert "is the input" in refused(capsys, "wordcount", "--input", str(book), "--output", str(book))
+    (tmp_path / "bid.parquet").write_bytes(b"")
+    given = ["--query", "q5_beam", "--input", str(tmp_path), "--output", str(tmp_path / "bid.parquet")]
+    assert "is the input" in refused(capsys, "nexmark", *given)
+    (tmp_path / "item.parquet").write_bytes(b"")
+    given = ["--query", "q2", "--input", str(tmp_path), "--output", str(tmp_path / "item.parquet")]
+    assert "is the input" in refused(capsys, "tpcxbb", *given)
+    kept = tmp_path / "timeline.json"
+    kept.write_text('{"format":1,"title":"t","epochs":[],"slices":[],"migrations":[],"workers":[],"conditions":{}}')
+    assert "--picture" in refused(capsys, "report", str(kept), "--picture", str(tmp_path / "none" / "x.png"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("book", gzip.compress(b"a"), "its name and its content differ"),
+        ("book.gz", b"a", "its name and its content differ"),
+        ("book.bz2", b"a", "Spark would decompress"),
+        ("_book.txt", b"a", "begins with _ or ."),
+        ("book[1].txt", b"a", "for a pattern"),
+    ],
+)
+def test_files_that_spark_reads_otherwise_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, says: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    given = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out")]
+    assert says in refused(capsys, "wordcount", *given, "--host", "spark")
+    assert main(["wordcount", *given]) == 0
 
 
 def test_wordcount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

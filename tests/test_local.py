@@ -388,7 +388,7 @@ def test_migrations_that_make_no_sense() -> None:
             ({"strategy": "hasty"}, "strategy 'hasty' is none of"),
             ({"batch_size": 0}, "batch_size=0"),
             ({"max_pause": 0}, "0"),
-            ({"max_pause": 2**70}, "timeout=1180591620717411303424 must be at least 0.001 s and at most"),
+            ({"max_pause": 2**70}, "max_pause=1180591620717411303424 must be at least 0.001 s and at most"),
             ({"max_pause": "1s", "strategy": "all-at-once"}, "is one step"),
         ]:
             with pytest.raises(ConfigError, match=says):

@@ -223,7 +223,7 @@ class Cut:
         """
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
-        seconds = None if max_pause is None else parse_timeout(max_pause, least_s=0.001)
+        seconds = None if max_pause is None else parse_timeout(max_pause, "max_pause", least_s=0.001)
         if seconds is not None and strategy == "all-at-once":
             raise ConfigError("strategy 'all-at-once' is one step, whatever max_pause says: choose another one")
         if gap is not None and gap != "drain":

@@ -29,7 +29,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "with_settings"]
+__all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "place", "with_settings"]
 
 #: Our folder in a checkpoint location of Spark's.
 OWN_FOLDER = "_penstock"
@@ -136,6 +136,23 @@ def open_storage(url: str) -> Storage:
     if not base.strip("/"):
         raise ConfigError(f"{url!r} names no folder in the store")
     return _Objects(url, system, base)
+
+
+def place(url: str) -> str:
+    """The folder that a URL names, in one spelling.
+
+    Examples
+    --------
+    >>> place("file:///tmp/check/") == place("/tmp//check"), place("s3a://bucket/x/?region=eu-west-1")
+    (True, 's3://bucket/x')
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    scheme = match[1].lower() if match else ""
+    if not scheme or scheme == "file":
+        return os.path.normpath(re.sub(r"^file:(//[^/]*)?", "", url))
+    base = url.partition("?")[0][len(scheme) + 1 :]
+    store, _, path = base.lstrip("/").partition("/")
+    return f"{_SCHEMES.get(scheme, scheme)}://{store}/{path.strip('/')}".rstrip("/")
 
 
 def below(url: str, name: str) -> str:

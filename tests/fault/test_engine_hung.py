@@ -125,3 +125,20 @@ def test_results_of_a_stopped_member_hold_nobody(cluster: Any, impatient: Any, m
     assert seen == 2
     assert state(kept) == counted(1)
     wait_for(lambda: complete(engine), what="a replacement")
+
+
+def test_a_member_that_hangs_while_it_leaves_gives_its_slot_back(cluster: Any, impatient: Any) -> None:
+    """It does not read that it may go: Spark ends it."""
+    engine = impatient
+    for name in list(engine.queries):
+        engine.drop(name)
+    jobs = len(cluster.sparkContext.statusTracker().getActiveJobsIds())
+    victim = engine.members()[1]
+    stop(engine, victim)
+    engine.rescale(1).wait(60)
+    wait_for(lambda: gone(victim.pid), what="the end of the stopped process")
+    wait_for(
+        lambda: len(cluster.sparkContext.statusTracker().getActiveJobsIds()) == jobs - 1, what="the end of its job"
+    )
+    engine.rescale(2).wait(60)
+    assert complete(engine)

@@ -395,6 +395,7 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
             ({"trigger": 0.5, "tolerance": 0.5}, "at least 1"),
             ({"patience": 0}, "patience=0"),
             ({"workers": (4, 2)}, "workers="),
+            ({"workers": 4}, "workers=4 must be"),
         ]:
             with pytest.raises(ConfigError, match=says):
                 engine.autobalance(**wrong)

@@ -201,3 +201,14 @@ def test_tpcxbb_in_one_task(tmp_path: Path) -> None:
     rows = [tuple(row.values()) for row in pq.read_table(output).to_pylist()]
     assert rows == expected(clicks, [])["q2_sessions"]
     nothing_left(tmp_path, program.pid)
+
+
+def test_an_empty_input_is_an_empty_result_on_every_host(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    given = ["wordcount", "--input", str(tmp_path / "empty.txt"), "--output", str(tmp_path / "counts.tsv")]
+    for host in ("local", "engine"):
+        (tmp_path / "counts.tsv").unlink(missing_ok=True)
+        done = start(tmp_path, *given, "--host", host)
+        out, err = done.communicate(timeout=240)
+        assert done.returncode == 0, (host, out, err)
+        assert (tmp_path / "counts.tsv").read_bytes() == b""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -49,8 +50,9 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
-from penstock.spark._engine import drains, feeds
+from penstock.spark._engine import drains, feeds, startup
 from penstock.spark._session.collect import to_table
+from penstock.spark._tasks import slots
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -276,6 +278,20 @@ def test_narrow_rows_cross_in_larger_batches(
     with pytest.raises(ZeroDivisionError), feeds.larger_batches(session, [pa.schema(columns)]):
         _ = 1 / 0
     assert session.conf.get(setting) == str(before)
+
+
+def test_settings_are_as_before_when_the_last_of_several_threads_has_fed(cluster: Any) -> None:
+    settings = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch")
+    session, narrow = cluster.newSession(), [pa.schema({"k": pa.int64()})]
+    before = [session.conf.get(name) for name in settings]
+    first, second = feeds.larger_batches(session, narrow), feeds.larger_batches(session, narrow)
+    first.__enter__()
+    larger = [session.conf.get(name) for name in settings]
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert [session.conf.get(name) for name in settings] == larger != before
+    second.__exit__(None, None, None)
+    assert [session.conf.get(name) for name in settings] == before
 
 
 @pytest.mark.parametrize(
@@ -961,6 +977,7 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
         {"start_timeout": 0},
         {"registry_port": 70_000},
         {"tls": "never"},
+        {"name": 5},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             pk.Engine(cluster, **wrong)
@@ -968,12 +985,45 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
     with pytest.raises(EngineError, match="not started"):
         engine.migrate()
     engine.foreach_batch(COUNTS, Kept())
+    with pytest.raises(ConfigError, match="name=5 must be a text"):
+        engine.foreach_batch(COUNTS, Kept(), name=5)  # type: ignore[arg-type]
     engine.close()
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine.foreach_batch(COUNTS, Kept())
     with pytest.raises(EngineError, match="closed"):
         engine.start()
+
+
+def test_engines_of_one_name_are_counted_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_ones = [SimpleNamespace(name=name, workers=2) for name in ("alike", "alike", "other")]
+    monkeypatch.setattr(slots, "open_engines", lambda sc: open_ones)
+    assert slots.held_slots(None) == {"alike": 4, "other": 2}
+    assert slots.held_slots(None, but=open_ones[0]) == {"alike": 2, "other": 2}
+
+
+@pytest.mark.parametrize("when", ["executors", "members"])
+def test_what_is_closed_while_it_starts_leaves_nothing(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    before = {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")}
+    jobs = len(cluster.sparkContext.statusTracker().getActiveJobsIds())
+    engine = pk.Engine(cluster, workers=1, name="cut short", metrics="127.0.0.1:0")
+    real = getattr(startup.Startup, when)
+
+    def closing(self: Any, *given: Any) -> Any:
+        made = real(self, *given)
+        other = threading.Thread(target=engine.close)
+        other.start()
+        other.join()
+        return made
+
+    monkeypatch.setattr(startup.Startup, when, closing)
+    with pytest.raises(EngineError, match=r"closed"):
+        engine.start()
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")} == before
+    wait_for(lambda: len(cluster.sparkContext.statusTracker().getActiveJobsIds()) == jobs, 60, "its jobs have ended")
+    assert not [one for one in pk.spark.engines(cluster) if one.name == "cut short"]
 
 
 def test_closing_leaves_nothing_behind(cluster: Any) -> None:

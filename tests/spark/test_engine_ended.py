@@ -70,6 +70,29 @@ def started(cluster: Any, engine: pk.Engine, folder: Path, batches: int, flow: p
     return read.writeStream.foreachBatch(engine.foreach_batch(flow, sink)).trigger(**options).start()
 
 
+def test_a_query_that_was_started_again_is_not_dropped(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """It has had no batch in this run, and its state is in memory."""
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept, checkpoint=None, name="again")
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check").awaitTermination(120)
+    read = cluster.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    writer = read.writeStream.option("checkpointLocation", str(tmp_path / "check")).foreachBatch(function)
+    query = writer.start()
+    try:
+        wait_for(
+            lambda: not engine._ended._alive(engine._ended._lives[query.id]), what="the first run's thread is gone"
+        )
+        with pytest.raises(EngineError, match="stop it, then drop it"):
+            engine.drop(query)
+        write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert state(kept) == counted(2)
+    engine.drop(query)
+
+
 def test_dropping_a_query_ends_all_of_it(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     flow = pk.Flow(SCHEMA).map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))

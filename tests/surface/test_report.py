@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report import Change, Epoch, Migration, Slice, Timeline, WorkerSample
-from penstock.report._html import Check, page, save_page
+from penstock.report import Change, Check, Epoch, Migration, Slice, Timeline, WorkerSample, page
+from penstock.report._html import save_page
 from penstock.report._timeline import duration_text, joined, per_worker, quantiles, size_text
 
 T0 = 1_700_000_000.0
@@ -210,8 +210,10 @@ class _Page(html.parser.HTMLParser):
 
 
 def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
-    checks = [Check("counts", True, "10 = 10"), Check("<hot>", False, "a & b")]
-    save_page(changed(), tmp_path / "report.html", checks=checks)
+    run = changed()
+    run.checks = [Check("counts", True, "10 = 10"), Check("<hot>", False, "a & b")]
+    assert Timeline.from_json(run.to_json()).checks == run.since(0.0).checks == run.checks
+    save_page(run, tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     parsed = _Page()
     parsed.feed(text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Annotated
@@ -77,14 +79,21 @@ def run(arguments: Sequence[str] | None) -> int:
             result = app(given, prog_name="penstock", standalone_mode=False)
         if result == 130:  # newer parsers turn Ctrl-C into this exit code themselves
             raise KeyboardInterrupt
+        # What does not get out is an error of ours, not of the interpreter's end.
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
-        # The reader of our output is gone; say nothing and keep the interpreter from saying it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output is gone; say nothing.
+        _let_go()
         return 1
     except Exception as error:
-        if debug:
-            raise
+        if debug and type(error).__name__ != "NoArgsIsHelpError":
+            traceback.print_exc()
+        if isinstance(error, OSError):
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _let_go()
         if isinstance(error, UsageError):
             return _fail(str(error), 2)
         if isinstance(error, (PenstockError, OSError, TimeoutError)):
@@ -95,6 +104,12 @@ def run(arguments: Sequence[str] | None) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
+
+
+def _let_go() -> None:
+    """Keep the interpreter from saying at its end that something cannot be written."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log(debug: bool) -> None:

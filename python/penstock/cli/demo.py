@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from penstock.cli.common import UsageError
 
 __all__ = ["demo"]
 
@@ -13,7 +17,7 @@ __all__ = ["demo"]
 def demo(
     seconds: Annotated[
         float,
-        typer.Option(min=5, max=3600, help="How long bids are generated; the rest takes about 20 s more."),
+        typer.Option(min=5, max=3600, help="How long bids are generated; the rest takes about 40 s more."),
     ] = 20.0,
     rate: Annotated[int, typer.Option(min=100, max=1_000_000, help="Bids per second.")] = 20_000,
     bidders: Annotated[
@@ -31,6 +35,15 @@ def demo(
     against two resident worker processes. Half of the keyed state moves to the other worker and back; a worker is
     killed and replaced; a third one comes and goes. At the end the output is compared with an independent computation.
     """
+    if importlib.util.find_spec("pyspark") is None:
+        raise UsageError("the demo needs Spark: pip install 'penstock[spark]'")
+    # It is made at the end: who stops the demo finds nothing.
+    place = output.resolve()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not there.is_dir():
+        raise UsageError(f"--output {output}: {there} is a file; name a folder")
+    if not os.access(there, os.W_OK):
+        raise UsageError(f"--output {output}: the folder {there} is not writable")
     from penstock.demo import DemoConfig, main
 
     config = DemoConfig(seconds=seconds, rate=rate, bidders=bidders, bits=bits, output=output)

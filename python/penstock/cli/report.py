@@ -33,7 +33,7 @@ def report(
     """Make the page of a run again from its timeline.
 
     The page needs no other file: latency per slice with the migrations marked, load of the workers, epochs, conditions.
-    What the run checked at its end is not in the timeline and so not on this page.
+    What the run checked at its end stands at the top, as it was found then.
     """
     from penstock.report._html import save_page
 

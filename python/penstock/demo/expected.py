@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.report._html import Check
+from penstock.report import Check
 
 __all__ = ["compare", "compare_tables", "expected_bidders", "expected_hot_items", "latest"]
 

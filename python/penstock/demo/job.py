@@ -26,7 +26,8 @@ from penstock import _cpus
 from penstock._live import Move, Snapshot, WorkerLoad
 from penstock.demo.expected import compare, compare_tables, expected_bidders, expected_hot_items, latest
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
-from penstock.report._html import Check, save_page
+from penstock.report import Check
+from penstock.report._html import save_page
 from penstock.report._timeline import Epoch, Timeline, duration_text, per_worker, quantiles, size_text
 from penstock.spark._session.collect import to_table
 from penstock.spark._session.java import ensure_java
@@ -197,7 +198,8 @@ class Job:
         self._enter("comparing the output")
         checks = self._verify(bids, queries, measured)
         self._enter("writing the report")
-        files = _write(measured, checks, config.output)
+        measured.checks = list(checks)
+        files = _write(measured, config.output)
         self._enter(_DONE)
         return Outcome(checks, measured, files)
 
@@ -520,18 +522,19 @@ def _loads(timeline: Timeline) -> list[WorkerLoad]:
     return loads
 
 
-def _write(timeline: Timeline, checks: Sequence[Check], output: Path) -> list[Path]:
+def _write(timeline: Timeline, output: Path) -> list[Path]:
     output.mkdir(parents=True, exist_ok=True)
     files = [output / "timeline.json", output / "report.html"]
     files[0].write_text(timeline.to_json(), encoding="utf-8")
-    save_page(timeline, files[1], checks=checks)
+    save_page(timeline, files[1])
     try:
         from penstock.report._plot import save_png
 
         save_png(timeline, output / "timeline.png")
         files.append(output / "timeline.png")
     except ImportError:
-        pass  # the page says that matplotlib is missing
+        # The page says that matplotlib is missing; a picture of another run does not stand beside it.
+        (output / "timeline.png").unlink(missing_ok=True)
     return files
 
 

@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import median
 
-from penstock.report._timeline import Timeline, duration_text, heaviest, joined, per_worker, size_text
+from penstock.report._timeline import Check, Timeline, duration_text, heaviest, joined, per_worker, size_text
 
-__all__ = ["Check", "page", "save_page"]
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was verified at the end of a run: what, whether it holds, and the figures."""
-
-    what: str
-    passed: bool
-    detail: str
+__all__ = ["page", "save_page"]
 
 
 _WHILE = {
@@ -55,15 +45,13 @@ svg { width: 100%; height: auto; } summary { cursor: pointer; color: #555; }
 """
 
 
-def page(timeline: Timeline, *, checks: Sequence[Check] = ()) -> str:
+def page(timeline: Timeline) -> str:
     """The page as text.
 
     Parameters
     ----------
     timeline
-        What to show.
-    checks
-        Results to state at the top, passed or not.
+        What to show; what was checked stands at the top, passed or not.
     """
     begin, end = timeline.span
     title = escape(timeline.title or "penstock run")
@@ -75,7 +63,7 @@ def page(timeline: Timeline, *, checks: Sequence[Check] = ()) -> str:
         f"<h1>{title}</h1>",
         f'<p class="when">{when}{f", {duration_text(end - begin)}" if when else ""}</p>',
         _lead(timeline),
-        *map(_verdict, checks),
+        *map(_verdict, timeline.checks),
         _tiles(timeline),
         _picture(timeline),
         _latency(timeline),
@@ -89,9 +77,9 @@ def page(timeline: Timeline, *, checks: Sequence[Check] = ()) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def save_page(timeline: Timeline, path: str | Path, *, checks: Sequence[Check] = ()) -> None:
+def save_page(timeline: Timeline, path: str | Path) -> None:
     """Write the page to a file."""
-    Path(path).write_text(page(timeline, checks=checks), encoding="utf-8")
+    Path(path).write_text(page(timeline), encoding="utf-8")
 
 
 def _lead(timeline: Timeline) -> str:

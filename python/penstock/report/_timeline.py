@@ -124,6 +124,15 @@ class Window:
     migrating: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was verified at the end of a run: what, whether it holds, and the figures."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
 @dataclass(slots=True)
 class Timeline:
     """The measurements of one run.
@@ -136,6 +145,8 @@ class Timeline:
         The measurements, each in the order in which it was appended.
     conditions
         Under what they were made: versions, cores, rates; shown in the report as they are.
+    checks
+        What was verified at the end.
     """
 
     title: str = ""
@@ -145,6 +156,7 @@ class Timeline:
     workers: list[WorkerSample] = field(default_factory=list)
     conditions: dict[str, str] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def span(self) -> tuple[float, float]:
@@ -171,6 +183,7 @@ class Timeline:
             workers=[sample for sample in self.workers if sample.at >= begin],
             conditions=dict(self.conditions),
             changes=[change for change in self.changes if change.started >= begin],
+            checks=list(self.checks),
         )
 
     def windows(self, seconds: float = 0.25) -> list[Window]:
@@ -265,6 +278,7 @@ class Timeline:
                 workers=_items(WorkerSample, document["workers"]),
                 conditions={str(name): str(value) for name, value in dict(document["conditions"]).items()},
                 changes=_items(Change, document.get("changes", ())),
+                checks=_items(Check, document.get("checks", ())),
             )
         except KeyError as error:
             raise ValueError(f"not a timeline: {error} is missing") from error
@@ -285,6 +299,7 @@ def _items(kind: type[_Item], found: Iterable[Mapping[str, Any]]) -> list[_Item]
                 "int": number and isinstance(value, int),
                 "float": number,
                 "str": isinstance(value, str),
+                "bool": isinstance(value, bool),
             }.get(wanted.get(name, ""), True)
             if not good:
                 raise ValueError(f"{name} of a {kind.__name__} is {value!r}, not {wanted[name]}")

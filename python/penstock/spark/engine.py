@@ -77,6 +77,8 @@ __all__ = ["Engine", "engines"]
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
+#: Engines that start at once see one another's slots.
+_TAKING = threading.Lock()
 
 
 class Engine:
@@ -189,6 +191,7 @@ class Engine:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
+        _require_text("name", name)
         for label, choice in (("takeover", takeover), ("retry_sink", retry_sink)):
             if not isinstance(choice, bool):
                 raise ConfigError(f"{label}={choice!r} must be True or False")
@@ -247,7 +250,8 @@ class Engine:
         try:
             self._begin()
         except BaseException:
-            self.close()
+            # Also where somebody else has closed it: what was made since then ends here.
+            self._end_all()
             raise
         with self._lock:
             if self._state != "starting":
@@ -262,6 +266,10 @@ class Engine:
         with self._lock:
             if self._state == "closed":
                 return
+        self._end_all()
+
+    def _end_all(self) -> None:
+        with self._lock:
             self._state = "closing"
         interrupted: BaseException | None = None
         looking = (
@@ -336,8 +344,9 @@ class Engine:
         conf = sc.getConf()
         require_lasting(conf.get)
         found = capacity(sc)
-        require_slots(found, self.workers, held_slots(sc, but=self))
-        handles.add(self)
+        with _TAKING:
+            require_slots(found, self.workers, held_slots(sc, but=self))
+            handles.add(self)
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
         secret = self._secret
@@ -411,6 +420,7 @@ class Engine:
         startup.executors(found.executors)
         journal.examined(startup.probes)
         self._residents.warn()
+        self._require_starting()
         executor.start()
         startup.members(self._residents)
         residents = self._residents
@@ -486,6 +496,7 @@ class Engine:
         require_flow(flow, "penstock.Engine.foreach_batch")
         if checkpoint is not None and not isinstance(checkpoint, str):
             raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
+        _require_text("name", name)
         place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
         return BatchFunction(self, Program.of(flow, late), sink, late, name, place)
 
@@ -505,8 +516,8 @@ class Engine:
         Returns
         -------
         pyspark.sql.DataFrame
-            The flow's columns; readable until the query is dropped or the engine closed. The same again when asked
-            again.
+            The flow's columns; readable until the query is dropped, the engine closed, or a worker that holds part of
+            it leaves (a rescale, a loss): write it somewhere. The same again when asked again.
 
         Raises
         ------
@@ -1090,6 +1101,11 @@ def engines(spark: SparkSession) -> list[Engine]:
     """
     require_classic(spark, "penstock.spark.engines")
     return [one for one in handles.open_engines(spark.sparkContext) if isinstance(one, Engine)]
+
+
+def _require_text(what: str, given: object) -> None:
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"{what}={given!r} must be a text or None")
 
 
 def _folders(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -245,7 +245,12 @@ fn serve(accepted: Accepted, shared: &Shared) {
     };
     // Its socket and its queue have ended.
     let _ = writer.join();
-    let reason = dismissed.map_or(reason, |why| format!("dismissed: {why}"));
+    let reason = match dismissed {
+        // It may never have read that it is to go.
+        Some(why) if reason.starts_with(SILENT) => format!("{reason}; dismissed: {why}"),
+        Some(why) => format!("dismissed: {why}"),
+        None => reason,
+    };
     // Nobody listens any more when the registry itself is gone.
     let _ = shared.events.send(RegistryEvent::Lost { member, reason, calls });
 }
@@ -279,6 +284,9 @@ fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<(u64, Jo
     Ok((member, thread))
 }
 
+/// How the reason begins where a member said nothing for too long: its process may still be there.
+const SILENT: &str = "connected but silent";
+
 /// Reads until the member is gone; says why.
 fn listen(session: &mut Session, member: u64, shared: &Shared) -> String {
     loop {
@@ -287,7 +295,7 @@ fn listen(session: &mut Session, member: u64, shared: &Shared) -> String {
             Ok(None) => return "its connection ended".into(),
             Err(ClusterError::Frame(error)) if error.is_timeout() => {
                 return format!(
-                    "connected but silent for {:?}: hung or stopped, or its host is gone (member_timeout)",
+                    "{SILENT} for {:?}: hung or stopped, or its host is gone (member_timeout)",
                     shared.limits.silence
                 );
             }

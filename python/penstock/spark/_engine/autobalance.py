@@ -114,7 +114,7 @@ class Rules:
         ConfigError
             When an option is out of range.
         """
-        seconds = parse_timeout(every, least_s=0.05)
+        seconds = parse_timeout(every, "every", least_s=0.05)
         assert seconds is not None
         if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
             raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
@@ -128,7 +128,7 @@ class Rules:
                 " of its own; None is for bins of any size"
             )
         if workers is not None:
-            ends = tuple(workers)
+            ends = workers if isinstance(workers, (tuple, list)) else ()
             if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
                 raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
         return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, workers, bool(dry_run))

@@ -95,7 +95,13 @@ class Ended:
         """Whether the Spark query of an id still runs."""
         with self._lock:
             life = self._lives.get(query_id)
-        return life is not None and self._alive(life) and self._active(query_id)
+        if life is None:
+            return False
+        try:
+            # Of a run that has had no batch yet as well; the thread of the last one lives on a little.
+            return self._running(query_id) is not None
+        except Exception:
+            return self._alive(life)
 
     def close(self) -> None:
         """End the thread."""
@@ -160,13 +166,6 @@ class Ended:
         except Exception as error:
             log.debug("query %s: its checkpoint cannot be found out: %s", query_id, error)
             return None
-
-    def _active(self, query_id: str) -> bool:
-        """Whether Spark counts a query as active; its thread lives a little longer."""
-        try:
-            return self._running(query_id) is not None
-        except Exception:
-            return True
 
     def _running(self, query_id: str) -> Any:
         """Spark's own of an active query of any session of the context."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,9 @@ _BATCH_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: Bytes of an Arrow batch, where Spark has that setting. Unless it says no limit, Spark adds up all columns after every
 #: row: more than half of what its tasks do to bring a narrow row to Python.
 _BYTES_CONF, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1)
+#: By session of the JVM: how many feeds want larger batches now, and what its settings are without them.
+_CHANGED: dict[int, tuple[int, dict[str, str]]] = {}
+_CHANGING = threading.Lock()
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
@@ -299,10 +303,32 @@ def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Itera
         What is sent: a row of all together.
     """
     rows = _batch_rows(schemas)
+    # One session may be used by several threads, and by handles that are not the same.
+    whose = int(session._jsparkSession.hashCode())
+    with _CHANGING:
+        users, had = _CHANGED.get(whose, (0, {}))
+        if users == 0:
+            had = _enlarge(session, rows)
+        _CHANGED[whose] = users + 1, had
+    try:
+        yield
+    finally:
+        with _CHANGING:
+            users, had = _CHANGED.pop(whose)
+            if users > 1:
+                _CHANGED[whose] = users - 1, had
+            else:
+                # The session may have ended meanwhile.
+                with contextlib.suppress(Exception):
+                    for name, value in had.items():
+                        session.conf.set(name, value)
+
+
+def _enlarge(session: SparkSession, rows: int) -> dict[str, str]:
+    """Allow batches of so many rows; what the settings were that have changed."""
     before = _setting(session, _BATCH_CONF)
     if before is None or not 0 < int(before) <= rows:  # 0 or less is without limit
-        yield
-        return
+        return {}
     had, wanted = {_BATCH_CONF: before}, {_BATCH_CONF: str(rows)}
     most = _setting(session, _BYTES_CONF)
     # So many rows of them never come near it.
@@ -311,12 +337,12 @@ def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Itera
     try:
         for name, value in wanted.items():
             session.conf.set(name, value)
-        yield
-    finally:
-        # The session may have ended meanwhile.
+    except BaseException:
         with contextlib.suppress(Exception):
             for name, value in had.items():
                 session.conf.set(name, value)
+        raise
+    return had
 
 
 def _setting(session: SparkSession, name: str) -> str | None:

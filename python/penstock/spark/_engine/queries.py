@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from penstock._storage import Storage
+from penstock._storage import Storage, place
 from penstock.errors import EngineError
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.program import Program
@@ -95,7 +95,7 @@ class Queries:
         with self._lock:
             found = self._held.get(query_id)
             if found is not None:
-                if found.checkpoint != url:
+                if _place(found.checkpoint) != _place(url):
                     raise EngineError(
                         f"the state of Spark query {query_id} ({found.name}) is at {found.checkpoint} in engine"
                         f" {self._engine}, not at {url}: drop the query, then start it again",
@@ -110,7 +110,10 @@ class Queries:
                         query=query_id,
                     )
                 return found
-            other = next((one for one in self._held.values() if url is not None and one.checkpoint == url), None)
+            here = _place(url)
+            other = next(
+                (one for one in self._held.values() if here is not None and _place(one.checkpoint) == here), None
+            )
             if other is not None:
                 raise EngineError(
                     f"the state of query {other.name} ({other.id}) is at {url}: give query {query_id} a checkpoint of"
@@ -177,3 +180,7 @@ class Queries:
     def _break(self, error: EngineError) -> None:
         for query in self.all():
             query.fail(error)
+
+
+def _place(url: str | None) -> str | None:
+    return None if url is None else place(url)

@@ -167,7 +167,8 @@ class Query:
         self._functions = 0
         self._shortcut = feeds.Shortcut()
         #: What the final epoch gave.
-        self._rest: tuple[int, tuple[drains.Piece, ...]] = (0, ())
+        #: What its final epoch gave, of one that ran here.
+        self._rest: tuple[int, tuple[drains.Piece, ...]] | None = None
         self._dropped: Mapping[str, Any] | None = None
         self._over = False
 
@@ -332,7 +333,14 @@ class Query:
             committed = None if self.storage is None else self._stream.committed()
             asked = {"query": self.id, "clock_ms": int(time.time() * 1_000), "committed": committed}
             self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
-            return self._frame(session, *self._rest, "rows")
+            if self._rest is None and self.finished:
+                raise EngineError(
+                    f"query {self.name} ({self.id}) was finished by an engine before this one: what came out went to"
+                    " who called finish() there, and is not kept",
+                    query=self.id,
+                )
+            # Of one that has had no batch nothing comes.
+            return self._frame(session, *(self._rest or (0, ())), "rows")
 
     def state(self, operator: str | None) -> pa.Table:
         """Keys and values of an operator at the last batch that Spark has committed."""

@@ -279,6 +279,8 @@ class Residents:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._seats: dict[int, _Resident] = {}
+        #: Retired seats of slots that have another by now, whose jobs have not ended.
+        self._former: list[_Resident] = []
         self._judge: Callable[[Member], str | None] = lambda member: None
         hub.listen(joined=self._on_joined, lost=self._on_lost)
         executor.perform(StartResident=self._start, RetireResident=self._retire, Dismiss=self._dismiss)
@@ -329,7 +331,7 @@ class Residents:
         """End all members and jobs; waits until they have ended."""
         self._closing.set()
         with self._lock:
-            seats = list(self._seats.values())
+            seats = [*self._seats.values(), *self._former]
         for seat in seats:
             seat.retired.set()
         for member in self._hub.connected():
@@ -434,11 +436,17 @@ class Residents:
         return True
 
     def _on_lost(self, member: Member) -> None:
-        if not self._closing.is_set() and not member.dismissed:
-            with self._lock:
-                seat = self._seats.get(member.slot)
-            if seat is not None and seat.member is member:
-                seat.lost = time.time()
+        if self._closing.is_set():
+            return
+        with self._lock:
+            seat = next((one for one in (*self._seats.values(), *self._former) if one.member is member), None)
+        if seat is None:
+            return
+        if not member.dismissed:
+            seat.lost = time.time()
+        elif member.hung and seat.retired.is_set():
+            # It does not read that it may go.
+            self._cancel_aside(seat)
 
     # In the executor's thread
 
@@ -447,7 +455,11 @@ class Residents:
         with self._lock:
             seat = self._seats.get(facts["slot"])
             if seat is None or seat.retired.is_set():
+                living = [*self._former, *([] if seat is None else [seat])]
+                self._former = [one for one in living if one.thread is not None and one.thread.is_alive()]
                 seat = self._seats[facts["slot"]] = _Resident(facts["slot"])
+        if self._closing.is_set():
+            return
         if seat.thread is None:
             name = f"penstock-resident-{self._name}-{seat.slot}"
             seat.thread = threading.Thread(target=self._reside, args=(seat,), name=name, daemon=True)
@@ -457,20 +469,23 @@ class Residents:
         if gone is not None and (gone.hung or seat.spares):
             # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
             # does. Spark kills it, however it hangs, and the job is submitted again.
-            name = f"penstock-cancel-{self._name}-{seat.slot}"
-            threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+            self._cancel_aside(seat)
+
+    def _cancel_aside(self, seat: _Resident) -> None:
+        name = f"penstock-cancel-{self._name}-{seat.slot}"
+        threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
 
     def _retire(self, facts: Mapping[str, Any]) -> None:
         """End the resident of a slot, and run none."""
         with self._lock:
             seat = self._seats[facts["slot"]]
         seat.retired.set()
-        if seat.member is not None:
-            self._hub.dismiss(seat.member, _REASONS["Unneeded"])
-        elif not self._closing.is_set():
-            # Nobody serves it yet: its job waits for a task slot.
-            name = f"penstock-cancel-{self._name}-{seat.slot}"
-            threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+        member = seat.member
+        if member is not None:
+            self._hub.dismiss(member, _REASONS["Unneeded"])
+        # Nobody serves it yet, so its job waits for a task slot; or who serves it, or waits beside, hears of nothing.
+        if not self._closing.is_set() and (member is None or member.lost is not None or seat.spares):
+            self._cancel_aside(seat)
 
     def _dismiss(self, facts: Mapping[str, Any]) -> None:
         """Send a member away."""

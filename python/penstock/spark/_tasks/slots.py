@@ -206,7 +206,12 @@ def _advice(found: Capacity, need: int, beside: bool) -> str:
 
 def held_slots(sc: Any, but: Any = None) -> dict[str, int]:
     """Slots that the engines of a Spark context hold, by the names of the engines; `but` is left out."""
-    return {engine.name: engine.workers for engine in open_engines(sc) if engine is not but}
+    held: dict[str, int] = {}
+    for engine in open_engines(sc):
+        if engine is not but:
+            # Users name engines, perhaps alike.
+            held[engine.name] = held.get(engine.name, 0) + engine.workers
+    return held
 
 
 def executor_count(sc: Any) -> int:
