@@ -304,6 +304,21 @@ def test_output_that_does_not_get_out_is_an_error_of_one_line() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "says"),
+    [
+        ("nexmark", ["--query", "q5_beam", "--gap", "drain"], "--gap say how --migrate moves"),
+        ("nexmark", ["--query", "q5_beam", "--strategy", "fluid"], "give --migrate"),
+        ("nexmark", ["--query", "q5_beam", "--host", "spark", "--batch-rows", "9"], "--batch-rows does not go with"),
+        ("tpcxbb", ["--query", "q2", "--host", "spark", "--batch-rows", "9"], "--batch-rows does not go with"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, given: list[str], says: str
+) -> None:
+    assert says in refused(capsys, command, *given, "--input", str(tmp_path), "--output", str(tmp_path / "out"))
+
+
 def test_the_demo_looks_at_its_folder_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("pyspark")
     (tmp_path / "file").write_text("")

@@ -169,6 +169,9 @@ def test_manifests_and_operators_of_other_steps_of_version_1() -> None:
     told = state.operators(STEPS)
     kinds = ["stateful_map", "group_state", "agg", "aggregate", "distinct", "join", "agg"]
     assert told["kind"].to_pylist() == kinds and min(told["bytes"].to_pylist()) > 0
+    assert state.read(STEPS, "join", limit=3).equals(state.read(STEPS, told["name"][5].as_py(), limit=3))
+    with pytest.raises(errors.ConfigError, match="no operator 'stateful'"):
+        state.read(STEPS, "stateful")
 
 
 def test_manifests_and_operators_of_version_1() -> None:

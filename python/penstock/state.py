@@ -60,7 +60,7 @@ def read(
     checkpoint : str or path
         Spark's checkpoint location of the query, or the folder given as ``checkpoint=``; a path or URL.
     operator : str, optional
-        Name of one, see `operators`. Default the only one.
+        Name of one, see `operators`, or its kind where one has it. Default the only one.
     batch : int, optional
         Default the newest.
     limit : int, optional
@@ -241,7 +241,7 @@ class _Checkpoint:
         )
 
     def operator(self, manifest: Mapping[str, Any], wanted: str | None) -> Mapping[str, Any]:
-        """An operator of a manifest by its name."""
+        """An operator of a manifest by its name, or by its kind where one has it."""
         all_: Sequence[Mapping[str, Any]] = manifest["plan"]["operators"]
         names = ", ".join(repr(one["name"]) for one in all_)
         if not all_:
@@ -250,7 +250,7 @@ class _Checkpoint:
             if len(all_) > 1:
                 raise ConfigError(f"{self.storage.url}: several operators have state, say which one: {names}")
             return all_[0]
-        found = [one for one in all_ if one["name"] == wanted]
+        found = [one for one in all_ if one["name"] == wanted] or [one for one in all_ if one["kind"] == wanted]
         if len(found) != 1:
             raise ConfigError(f"{self.storage.url}: there is no operator {wanted!r}, only {names}")
         return found[0]

@@ -46,7 +46,8 @@ _TOLD = {
 _HEAD = """\
 # Results
 
-Made by `penstock bench --all --record benches/results` from the `.jsonl` files beside this page; not edited by hand.
+Made by `penstock bench NAME --record benches/results` from the `.jsonl` files beside this page; not edited by hand. A
+section is one run of one bench: it names its machine, commit and time, which differ between sections.
 Each line is ours beside a peer, in one run, on the same input and cores, both sides in turn. *Ours* and *peer* are
 medians with their least and greatest value. A *ratio* above 1 means that ours is better by that factor, for times as
 for rates; it is the quotient of the medians, and the range beside it is that of the single pairs.

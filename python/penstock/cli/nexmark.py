@@ -29,6 +29,8 @@ from penstock.workloads import nexmark as workload
 
 __all__ = ["EPILOG", "nexmark"]
 
+_BATCH_ROWS = 8192
+
 EPILOG = """
 **Examples**
 
@@ -82,14 +84,22 @@ def nexmark(
         ),
     ] = None,
     strategy: Annotated[
-        Strategy,
-        typer.Option(help="How many bins a migration moves at once: all, 16, one, or 16 of each pair of workers."),
-    ] = Strategy.batched,
+        Optional[Strategy],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(
+            help="How many bins --migrate moves at once: all, 16, one, or 16 of each pair of workers. Default batched."
+        ),
+    ] = None,
     gap: Annotated[
         Optional[Gap],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
-        typer.Option(help="drain: between two steps of a migration the rows that waited for the first go through."),
+        typer.Option(help="drain: between two steps of --migrate the rows that waited for the first go through."),
     ] = None,
-    batch_rows: Annotated[int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")] = 8192,
+    batch_rows: Annotated[
+        Optional[int],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(
+            help="Input rows per epoch, at whose end the watermark moves; with --host engine at least an eighth of the"
+            f" input. Default {_BATCH_ROWS}. Hosts local and engine."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Run a NEXMark query over an auction site and write its result as Parquet.
@@ -101,6 +111,9 @@ def nexmark(
         raise UsageError(f"--query {query!r} is unknown; the queries are {', '.join(workload.QUERIES)}")
     if workers < 1:
         raise UsageError(f"--workers {workers}: at least 1 worker is needed")
+    if batch_rows is not None and host is Host.spark:
+        raise UsageError("--batch-rows does not go with --host spark: a batch job has one epoch; use local or engine")
+    batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
     if batch_rows < 1:
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     late = None if lateness == "auto" else parse_lateness(lateness)
@@ -112,9 +125,13 @@ def nexmark(
         raise UsageError(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
         )
+    told = strategy or gap
+    strategy = strategy or Strategy.batched
     how = {"strategy": strategy.value, "gap": gap and gap.value}
     if gap is not None and strategy is Strategy.all_at_once:
         raise UsageError(f"--gap {gap.value} does not go with --strategy {strategy.value}: one step has no gap")
+    if told and not moves:
+        raise UsageError("--strategy and --gap say how --migrate moves state: give --migrate FROM:TO@WHEN as well")
     resizes = parse_resizes(rescale or [], workers)
     if resizes and host is not Host.engine:
         raise UsageError(

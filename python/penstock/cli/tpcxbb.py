@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import pyarrow as pa
 import typer
@@ -21,6 +21,7 @@ from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
 __all__ = ["EPILOG", "tpcxbb"]
 
 #: No machine has more, and each is a thread or a process.
+_BATCH_ROWS = 8192
 _MOST_WORKERS = 256
 
 EPILOG = """
@@ -83,7 +84,10 @@ def tpcxbb(
         Mode,
         typer.Option(help="Where the steps run: as measured while running (auto), in the caller, threads, processes."),
     ] = Mode.auto,
-    batch_rows: Annotated[int, typer.Option(help="Rows of the stream that are read at once.")] = 8192,
+    batch_rows: Annotated[
+        Optional[int],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(help=f"Rows of the stream that are read at once. Default {_BATCH_ROWS}. Host local."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Run a TPCx-BB query as an ordered pipeline over a stream of clicks or sales, and write its result as Parquet.
@@ -97,6 +101,9 @@ def tpcxbb(
         raise UsageError(f"--query: {error}") from error
     if not 1 <= workers <= _MOST_WORKERS:
         raise UsageError(f"--workers {workers}: expected 1 to {_MOST_WORKERS}")
+    if batch_rows is not None and host is not Where.local:
+        raise UsageError("--batch-rows does not go with --host spark: Spark gives a task its rows; use --host local")
+    batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
     if batch_rows < 1:
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     if not input.is_dir():
