@@ -53,6 +53,15 @@ fn sequence_05_members_come_and_go_between_the_request_and_the_mark() {
 }
 
 #[test]
+fn sequence_05_functions_are_edited_while_workers_begin() {
+    let worlds: Vec<World> =
+        (0..40).map(|seed| World::new(runs::sequence("5 edited while workers begin", seed)).run()).collect();
+    let violated = worlds.iter().find_map(runs::finished);
+    assert_eq!(violated, None);
+    assert!(worlds.iter().filter(|world| world.times("edited") > 0).count() > 5);
+}
+
+#[test]
 fn sequence_06_the_clock_of_a_batch_is_the_same_when_it_is_replayed() {
     sequence("6 the clock is Spark's own", &["loaded", "restarted"]);
 }

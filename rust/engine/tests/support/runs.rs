@@ -119,6 +119,16 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
                 at("committed", 4, Fault::Drain(member + 1, false)),
             ]
         }
+        "5 edited while workers begin" => {
+            scenario.batches = 8;
+            let begun = u64::from(scenario.workers);
+            vec![
+                at("committed", batch, Fault::Rescale(scenario.workers + 1)),
+                at("group started", begun + 1, Fault::Edit),
+                at("committed", batch + 3, Fault::Rescale(scenario.workers)),
+                at("group started", 2 * begun + 2, Fault::Edit),
+            ]
+        }
         "6 the clock is Spark's own" => match seed % 2 {
             0 => vec![at("manifest asked", batch, Fault::CrashDriver)],
             _ => vec![at("sink called", batch, Fault::CrashDriver)],

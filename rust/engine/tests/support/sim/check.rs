@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::ledger::{Out, Tagged, Value};
 use super::spark::LATENESS;
 use super::world::{QUERY, World};
-use crate::machine::{Event, Stamp};
+use crate::machine::{Event, Request, Stamp};
 
 /// The serial flow up to some batch.
 #[derive(Default)]
@@ -127,6 +127,22 @@ impl World {
         given.sort_unstable();
         if given != expected {
             self.violate(format!("the final epoch gives {given:?} instead of {expected:?}"));
+        }
+    }
+
+    /// Workers begin with the functions of that moment, and an epoch runs with those that were given last.
+    pub fn check_functions(&mut self, driver: usize, request: &Request) {
+        let one = &mut self.drivers[driver];
+        match request {
+            Request::Start(start) => _ = one.started.insert(start.stamp.generation, one.functions),
+            Request::Release(release) => {
+                let (started, given) = (one.started.get(&release.stamp.generation).copied(), one.functions);
+                if started != Some(given) {
+                    let epoch = release.epoch;
+                    self.violate(format!("epoch {epoch} runs functions {started:?} where {given} were given"));
+                }
+            }
+            _ => {}
         }
     }
 

@@ -28,6 +28,8 @@ pub enum Fault {
     StoreDown(u64),
     /// The user stops the query, and starts it again.
     Stop,
+    /// The same at once and with other functions, where no batch is under way.
+    Edit,
     /// Some ranges go to some workers.
     Migrate,
     /// All ranges go round, one after the other.
@@ -204,6 +206,7 @@ impl World {
             }
             Fault::StoreDown(time) => self.storage.down_until = self.now + time,
             Fault::Stop => self.stop_run(),
+            Fault::Edit => self.edit_run(),
             Fault::Migrate | Fault::MigrateAll => self.migrate(fault == Fault::MigrateAll),
             Fault::Recut | Fault::RecutAll => self.recut(fault == Fault::RecutAll),
             Fault::Rescale(workers) => {

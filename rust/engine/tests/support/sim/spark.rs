@@ -271,6 +271,15 @@ impl World {
         }
     }
 
+    pub fn edit_run(&mut self) {
+        let idle = |run: &Run| run.alive && run.call.is_none();
+        let Some(at) = self.spark.runs.iter().position(idle) else { return };
+        self.spark.runs[at].alive = false;
+        self.functions += 1;
+        self.reached("edited");
+        self.spark_starts(self.spark.runs[at].driver);
+    }
+
     // Feeding
 
     pub fn feed(&mut self, driver: usize, ticket: u64, epoch: u64, members: Vec<MemberId>) {

@@ -31,6 +31,9 @@ pub struct Driver {
     pub moving: BTreeMap<Ticket, u64>,
     /// The batch whose commit it wants to be told of.
     pub watched: Option<u64>,
+    /// The functions that it was given last, and by generation those that workers began with.
+    pub functions: u64,
+    pub started: BTreeMap<u64, u64>,
 }
 
 /// What a run is made with.
@@ -236,6 +239,8 @@ impl World {
             handles: BTreeMap::new(),
             moving: BTreeMap::new(),
             watched: None,
+            functions: 0,
+            started: BTreeMap::new(),
         });
         let driver = self.drivers.len() - 1;
         self.perform(driver, effects);
@@ -270,6 +275,9 @@ impl World {
             return;
         }
         self.note(|| format!("engine {driver} <- {event:?}"));
+        if let Event::Open { program, .. } = &event {
+            self.drivers[driver].functions = program.functions;
+        }
         let ended = match &event {
             Event::Answer { ticket, .. } => self.drivers[driver].moving.remove(ticket),
             _ => None,
@@ -319,6 +327,7 @@ impl World {
                     moving.retain(|_, generation| *generation == stamp.generation);
                     moving.insert(ticket, stamp.generation);
                 }
+                self.check_functions(driver, &request);
                 self.send(driver as u64, 1_000 + member.0, move |world| {
                     world.tell_member(member, MemberEvent::Asked { ticket, request });
                 });
