@@ -200,7 +200,9 @@ impl Query {
         match self.restore_point(contents, epoch, what, view) {
             Ok(Some(from)) => {
                 let setup = view.setup;
-                let (number, nonce, registry) = (contents.newest_claim() + 1, setup.nonce, setup.registry.clone());
+                // In a checkpoint that was put back claims are older than those this engine has made: no generation comes twice.
+                let newest = contents.newest_claim().max(self.stamp.generation >> CLAIM_BITS);
+                let (number, nonce, registry) = (newest + 1, setup.nonce, setup.registry.clone());
                 self.make_claim(Claim { number, nonce, registry, from }, 1, view);
             }
             Ok(None) => {

@@ -62,6 +62,15 @@ fn sequence_05_functions_are_edited_while_workers_begin() {
 }
 
 #[test]
+fn a_checkpoint_is_put_back_while_its_engine_lives() {
+    let worlds: Vec<World> =
+        (0..40).map(|seed| World::new(runs::sequence("a checkpoint is put back", seed)).run()).collect();
+    let violated = worlds.iter().find_map(|world| Some((world.scenario.seed, runs::finished(world)?)));
+    assert_eq!(violated, None);
+    assert!(worlds.iter().filter(|world| world.times("put back") > 0).count() > 5);
+}
+
+#[test]
 fn sequence_06_the_clock_of_a_batch_is_the_same_when_it_is_replayed() {
     sequence("6 the clock is Spark's own", &["loaded", "restarted"]);
 }

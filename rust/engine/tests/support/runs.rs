@@ -162,6 +162,22 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             let when = ["sink called", "manifest asked", "returned", "batch called"][(seed / 2 % 4) as usize];
             vec![at(when, batch, Fault::SecondEngine)]
         }
+        "a checkpoint is put back" => {
+            scenario.batches = 8;
+            let mut faults = vec![at("committed", batch, Fault::Copy)];
+            match seed % 3 {
+                // The claim is of an engine that is gone by then.
+                0 => faults.push(at("committed", batch + 1, Fault::CrashDriver)),
+                // Others have come since.
+                1 => faults.push(at("committed", batch + 1, Fault::Rescale(scenario.workers + 1))),
+                _ => {}
+            }
+            faults.push(at("committed", batch + 4, Fault::PutBack));
+            if seed.is_multiple_of(2) {
+                faults.push(at("put back", 1, crash));
+            }
+            faults
+        }
         "store fails" => {
             let when = ["manifest asked", "write asked", "sink called", "finish called"][(seed % 4) as usize];
             let times = if when == "finish called" { 1 } else { batch };

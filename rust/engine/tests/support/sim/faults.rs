@@ -48,6 +48,10 @@ pub enum Fault {
     TasksDie(u32),
     /// A second program runs the query from the same checkpoint.
     SecondEngine,
+    /// The user copies the checkpoint, with Spark's logs in it, where no batch is under way.
+    Copy,
+    /// The user stops the query, puts the copy back and starts it again, in the same program.
+    PutBack,
     /// A byte of the newest data file changes.
     Damage,
     /// A byte of the newest manifest changes.
@@ -207,6 +211,8 @@ impl World {
             Fault::StoreDown(time) => self.storage.down_until = self.now + time,
             Fault::Stop => self.stop_run(),
             Fault::Edit => self.edit_run(),
+            Fault::Copy => self.copy_checkpoint(),
+            Fault::PutBack => self.put_back(),
             Fault::Migrate | Fault::MigrateAll => self.migrate(fault == Fault::MigrateAll),
             Fault::Recut | Fault::RecutAll => self.recut(fault == Fault::RecutAll),
             Fault::Rescale(workers) => {

@@ -56,6 +56,8 @@ pub struct Spark {
     pub unstable: bool,
     /// Batches that were read before.
     fed: BTreeSet<u64>,
+    /// A copy of the checkpoint: files, and how many batches were committed.
+    copy: Option<(BTreeMap<String, Vec<u8>>, u64)>,
 }
 
 impl World {
@@ -277,6 +279,31 @@ impl World {
         self.spark.runs[at].alive = false;
         self.functions += 1;
         self.reached("edited");
+        self.spark_starts(self.spark.runs[at].driver);
+    }
+
+    pub fn copy_checkpoint(&mut self) {
+        if self.spark.runs.iter().any(|run| run.alive && run.call.is_none()) {
+            self.spark.copy = Some((self.storage.files.clone(), self.spark.commits));
+        }
+    }
+
+    pub fn put_back(&mut self) {
+        let idle = |run: &Run| run.alive && run.call.is_none();
+        let Some(at) = self.spark.runs.iter().position(idle) else { return };
+        let Some((files, commits)) = self.spark.copy.clone().filter(|(_, commits)| *commits < self.spark.commits)
+        else {
+            return;
+        };
+        self.spark.runs[at].alive = false;
+        self.storage.files = files;
+        self.spark.commits = commits;
+        // What came out goes back as well, and the source gives its rows again.
+        self.spark.sink.retain(|epoch, _| *epoch < commits);
+        self.spark.offsets.retain(|epoch, _| *epoch < commits);
+        self.spark.fed.retain(|epoch| *epoch < commits);
+        self.salts.retain(|epoch, _| *epoch < commits);
+        self.reached("put back");
         self.spark_starts(self.spark.runs[at].driver);
     }
 
