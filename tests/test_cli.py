@@ -344,19 +344,19 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "zipped", "says"),
     [
-        ("book", gzip.compress(b"a"), "its name and its content differ"),
-        ("book.gz", b"a", "its name and its content differ"),
-        ("book.bz2", b"a", "Spark would decompress"),
-        ("_book.txt", b"a", "begins with _ or ."),
-        ("book[1].txt", b"a", "for a pattern"),
+        ("book", True, "its name and its content differ"),
+        ("book.gz", False, "its name and its content differ"),
+        ("book.bz2", False, "Spark would decompress"),
+        ("_book.txt", False, "begins with _ or ."),
+        ("book[1].txt", False, "for a pattern"),
     ],
 )
 def test_files_that_spark_reads_otherwise_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, zipped: bool, says: str
 ) -> None:
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(gzip.compress(b"a") if zipped else b"a")
     given = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out")]
     assert says in refused(capsys, "wordcount", *given, "--host", "spark")
     assert main(["wordcount", *given]) == 0
