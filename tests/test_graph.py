@@ -177,6 +177,16 @@ def test_empty_graphs_and_isolated_nodes() -> None:
         assert pk.graph.match("p(a, b) :- e(a, b), e(b, a)", {"e": empty}, self_loops="drop", count=True) == 0
 
 
+@pytest.mark.parametrize("empty", [list, lambda: iter(()), lambda: pa.table({"a": [], "b": []})])
+def test_what_is_empty_has_any_nodes(empty: Any) -> None:
+    text = pa.table({"a": ["x", "y"], "b": ["y", "x"]})
+    for first, second in ((text, empty()), (empty(), text)):
+        assert pk.graph.match("p(x) :- a(x, y), b(y, x)", {"a": first, "b": second}, count=True) == 0
+    deltas = pk.graph.Deltas("back(x, y) :- e(x, y), e(y, x)", ids="text")
+    assert deltas.update({"e": empty()}).num_rows == 0
+    assert deltas.update({"e": text}, {"e": empty()}).num_rows == 2
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_edge_files(tmp_path: Path, packed: bool) -> None:
     text = b"# SNAP\r\n1\t2\r\n\n2   3\n% more\n1,3,0.5\n18446744073709551615 1"

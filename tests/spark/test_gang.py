@@ -101,6 +101,10 @@ def test_every_task_runs_though_there_are_no_rows_and_what_is_not_read_is_left(s
         spark.createDataFrame([], "a int"),
         spark.range(200_000),
         spark.range(5).filter("id < 0"),
+        # Spark's optimizer knows that these are empty.
+        spark.range(5).limit(0),
+        spark.range(5).where("1 = 0"),
+        spark.range(0).groupBy("id").count(),
     ):
         assert pk.spark.gang(df, lazy, tasks=2, schema="peers int").collect() == [(2,)]
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import _native
-from penstock._functions.frames import Cutter, Joiner, group_rows, joined
+from penstock._functions.frames import Cutter, Joiner, group_rows, joined, scalars
 from penstock._functions.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
 from penstock._functions.groups import GroupBin, GroupStateCall
 from penstock.errors import ConfigError, PlanError, StateError, UserFunctionError
@@ -486,6 +486,76 @@ def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> N
         joiner.add(frame)
     assert sum(batch.num_rows for batch in joiner.take()) == sum(map(len, several))
     assert joiner.take() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_numbers_in_nested_columns_do_not_depend_on_other_keys(workers: int) -> None:
+    """Of a null beside them, of another key, they became floats."""
+    great, seen = 2**53 + 1, {}
+
+    def func(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            seen[key[0]] = [frame[name][0] for name in ("s", "xs", "m")]
+        yield pd.DataFrame({"k": [key[0]]})
+
+    schema = pa.schema(
+        [
+            ("k", pa.string()),
+            ("s", pa.struct([("n", pa.int64())])),
+            ("xs", pa.list_(pa.int64())),
+            ("m", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    rows = [
+        {"k": "a", "s": {"n": great}, "xs": [great, 2], "m": {"x": great}},
+        {"k": "b", "s": None, "xs": [None], "m": {"x": None}},
+    ]
+    flow = pk.Flow(schema).key_by("k").apply_in_pandas_with_state(func, "k string", "n int")
+    flow.collect(pa.Table.from_pylist(rows, schema), workers)
+    struct, numbers, pairs = seen["a"]
+    assert struct == {"n": great} and pairs == {"x": great}
+    assert all(type(value) is int for value in (struct["n"], pairs["x"]))
+    assert numbers.dtype == "int64" and list(numbers) == [great, 2]
+    assert seen["b"][0] is None and list(seen["b"][1]) == [None] and seen["b"][2] == {"x": None}
+
+
+def test_nested_timestamps_go_in_and_out_in_the_session_s_zone() -> None:
+    summer = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.timezone.utc)
+
+    def func(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            assert [frame["ts"][0][0].hour, frame["s"][0]["t"].hour, frame["m"][0]["x"].hour] == [14, 14, 14]
+            assert frame["ts"][0][1] is None or frame["ts"][0][1] is pd.NaT
+            assert frame["s"][0]["t"] == frame["at"][0]
+            yield frame[["ts", "s", "m", "at"]]
+
+    ddl = "ts array<timestamp>, s struct<t: timestamp, n: int>, m map<string, timestamp>, at timestamp"
+    flow = pk.Flow(f"k int, {ddl}").key_by("k")
+    flow = flow.apply_in_pandas_with_state(func, ddl, "n int", timezone="Europe/Berlin")
+    row = {"k": 1, "ts": [summer, None], "s": {"t": summer, "n": 7}, "m": [("x", summer)], "at": summer}
+    made = flow.collect(pa.Table.from_pylist([row], flow.input_schema)).to_pylist()
+    assert made == [{name: value for name, value in row.items() if name != "k"}]
+
+
+def test_what_is_finer_than_an_output_column_is_cut_where_it_is_a_time() -> None:
+    joiner = Joiner(pa.schema({"t": pa.timestamp("us", "UTC"), "d": pa.duration("us")}), "UTC")
+    joiner.add(pd.DataFrame({"t": [pd.Timestamp(1_001, unit="ns")], "d": [pd.Timedelta(1_001, unit="ns")]}))
+    [batch] = joiner.take()
+    assert batch.column("t").cast(pa.int64()).to_pylist() == batch.column("d").cast(pa.int64()).to_pylist() == [1]
+    joiner = Joiner(pa.schema({"n": pa.int64()}), "UTC")
+    joiner.add(pd.DataFrame({"n": [2.5]}))
+    with pytest.raises(TypeError, match="cannot hold"):
+        joiner.take()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.float64(), pa.timestamp("us", "UTC"), pa.string(), pa.bool_(), pa.decimal128(5, 2)]
+)
+def test_a_null_key_is_what_spark_shows(kind: pa.DataType) -> None:
+    column = pa.array([None, None], kind)
+    expected = pa.array([None], kind).to_pandas()[0]
+    for shown in [*scalars(column, "UTC"), *scalars(column[:1], "UTC")]:
+        assert shown is expected or (shown != shown and expected != expected), (shown, expected)
 
 
 def test_timestamps_go_in_and_out_in_the_session_s_zone() -> None:

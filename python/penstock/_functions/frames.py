@@ -78,10 +78,113 @@ def _localized(table: pa.Table, timezone: str) -> pa.Table:
     return table
 
 
-def _to_pandas(table: pa.Table) -> pd.DataFrame:
-    frame = table.to_pandas(maps_as_pydicts="strict", **_TO_PANDAS)
+def _to_pandas(table: pa.Table, timezone: str) -> pd.DataFrame:
+    nested = [place for place, field in enumerate(table.schema) if pa.types.is_nested(field.type)]
+    plain = table
+    for place in nested:
+        # One that takes its place, so that the frame has all columns in order.
+        plain = plain.set_column(place, table.schema.names[place], pa.nulls(table.num_rows))
+    frame = plain.to_pandas(**_TO_PANDAS)
+    for place in nested:
+        column = table.column(place)
+        # Integers beside nulls stay integers there, as in Spark.
+        series = column.to_pandas(maps_as_pydicts="strict", integer_object_nulls=True, **_TO_PANDAS)
+        show = _shower(column.type, timezone)
+        frame.isetitem(place, series if show is None else pd.Series([show(v) for v in series], dtype=object))
     # Users may write into their frames, and a column that came without a copy is read-only.
     return frame.copy() if len(frame.columns) and not all(_writable(frame)) else frame
+
+
+def _has_null_integers(array: pa.Array) -> bool:
+    """Whether an integer or boolean is null, at any depth."""
+    kind = array.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return bool(array.null_count)
+    if pa.types.is_struct(kind):
+        return any(map(_has_null_integers, array.flatten()))
+    if pa.types.is_map(kind):
+        return _has_null_integers(array.keys) or _has_null_integers(array.items)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _has_null_integers(array.flatten())
+    return False
+
+
+_Turn = Callable[[Any], Any]
+
+
+def _nested(kind: pa.DataType, turn: Callable[[pa.DataType], _Turn | None], lists: _Turn) -> _Turn | None:
+    """Turns the leaves of nested values; None where no leaf is to be turned. `lists` makes what a list becomes."""
+    if pa.types.is_struct(kind):
+        turns = {field.name: one for field in kind if (one := _nested(field.type, turn, lists)) is not None}
+        names = [field.name for field in kind]
+
+        def struct(value: Any) -> Any:
+            if value is None:
+                return None
+            known = value if isinstance(value, dict) else dict(zip(names, value, strict=False))
+            return {name: turns[name](v) if name in turns else v for name, v in known.items()}
+
+        return struct if turns else None
+    if pa.types.is_map(kind):
+        keys, items = _nested(kind.key_type, turn, lists), _nested(kind.item_type, turn, lists)
+
+        def pairs(value: Any) -> Any:
+            if value is None:
+                return None
+            known = value.items() if isinstance(value, dict) else value
+            return {keys(k) if keys else k: items(v) if items else v for k, v in known}
+
+        return pairs if keys or items else None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _nested(kind.value_type, turn, lists)
+        return None if inner is None else lambda value: None if value is None else lists([inner(v) for v in value])
+    return turn(kind)
+
+
+def _objects(values: list[Any]) -> Any:
+    made = np.empty(len(values), object)
+    made[:] = values
+    return made
+
+
+def _shower(kind: pa.DataType, timezone: str) -> _Turn | None:
+    """Timestamps in values of nested columns as Spark shows them; None where there are none."""
+
+    def turn(leaf: pa.DataType) -> _Turn | None:
+        if not pa.types.is_timestamp(leaf):
+            return None
+        if leaf.tz is None:
+            return lambda value: None if value is None else pd.Timestamp(value)
+
+        def show(value: Any) -> Any:
+            if value is None:
+                return None
+            stamp = pd.Timestamp(value)
+            return (stamp if stamp.tz is not None else stamp.tz_localize("UTC")).tz_convert(timezone).tz_localize(None)
+
+        return show
+
+    return _nested(kind, turn, _objects)
+
+
+def _taker(kind: pa.DataType, timezone: str) -> _Turn | None:
+    """The way back: timestamps without a zone are of that zone."""
+
+    def turn(leaf: pa.DataType) -> _Turn | None:
+        if not pa.types.is_timestamp(leaf) or leaf.tz is None:
+            return None
+
+        def take(value: Any) -> Any:
+            if value is None or value is pd.NaT:
+                return None
+            stamp = pd.Timestamp(value)
+            # As Spark does: an hour that is twice or never is shifted, not refused.
+            zoned = stamp.tz is not None
+            return stamp if zoned else stamp.tz_localize(timezone, ambiguous=False, nonexistent="shift_forward")
+
+        return take
+
+    return _nested(kind, turn, list)
 
 
 def _writable(frame: pd.DataFrame) -> Iterable[bool]:
@@ -106,12 +209,9 @@ class Cutter:
     def __init__(self, table: pa.Table, timezone: str, naive: bool = False) -> None:
         table = _localized(table, timezone)
         # Spark converts each group alone: a column is float in those groups only that hold a null.
-        self._alone = any(
-            column.null_count and (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type))
-            for column in table.columns
-        )
-        self._table = table
-        self._frame = _to_pandas(table) if not self._alone else None
+        self._alone = any(_has_null_integers(chunk) for column in table.columns for chunk in column.chunks)
+        self._table, self._timezone = table, timezone
+        self._frame = _to_pandas(table, timezone) if not self._alone else None
         self._fast = None if naive or self._frame is None else _slicer(self._frame)
         self._indexes: dict[int, pd.RangeIndex] = {}
 
@@ -125,7 +225,7 @@ class Cutter:
             return self._fast(start, stop, index)
         if self._frame is not None:
             return self._frame.iloc[start:stop].reset_index(drop=True)
-        return _to_pandas(self._table.slice(start, stop - start))
+        return _to_pandas(self._table.slice(start, stop - start), self._timezone)
 
 
 def nothing(columns: Sequence[str]) -> pd.DataFrame:
@@ -155,12 +255,12 @@ def _slicer(frame: pd.DataFrame) -> Callable[[int, int, pd.RangeIndex], pd.DataF
 
 def scalars(column: Any, timezone: str) -> list[Any]:
     """The values of a key column as Spark shows them in the key: NumPy scalars, timestamps, or objects."""
+    if column.null_count and len(column) > 1:
+        # One by one, as each group is converted alone: a null number is NaN there, a null text None.
+        ones = (column.slice(at, 1) for at in range(len(column)))
+        return [value for one in ones for value in scalars(one, timezone)]
     name = "key"
-    table = _localized(pa.table({name: column}), timezone)
-    if column.null_count:
-        # One by one, as each group is converted alone.
-        return [None if v is None else scalars(pa.array([v], column.type), timezone)[0] for v in column.to_pylist()]
-    series = table.to_pandas(**_TO_PANDAS)[name]
+    series = _localized(pa.table({name: column}), timezone).to_pandas(**_TO_PANDAS)[name]
     values = series.to_numpy()
     return list(series) if values.dtype.kind in "OMm" else list(values)
 
@@ -241,10 +341,14 @@ class Joiner:
                 if getattr(series.dtype, "kind", "") == "M" and getattr(series.dtype, "tz", None) is None:
                     # As Spark does: an hour that is twice or never is shifted, not refused.
                     values = series.dt.tz_localize(self._timezone, ambiguous=False, nonexistent="shift_forward")
+            elif (take := _taker(kind, self._timezone)) is not None:
+                values = [None if _absent(v) else take(v) for v in values]
             try:
                 array = pa.array(values, kind, from_pandas=True)
             except (pa.ArrowInvalid, pa.ArrowTypeError):
-                array = pa.array(values, from_pandas=True).cast(kind)
+                array = pa.array(values, from_pandas=True)
+                # Pandas has nanoseconds, as of a mean of times; Spark cuts them as well.
+                array = array.cast(kind, safe=not _is_coarser(kind, array.type))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise TypeError(f"column {field.name!r} ({kind}) cannot hold what the function yielded: {error}") from error
         if isinstance(array, pa.ChunkedArray):
@@ -252,6 +356,18 @@ class Joiner:
         if array.null_count and not field.nullable:
             raise TypeError(f"column {field.name!r} is NOT NULL, and the function yielded a null")
         return array
+
+
+def _absent(value: Any) -> bool:
+    return value is None or value is pd.NaT or (isinstance(value, float) and value != value)
+
+
+def _is_coarser(kind: pa.DataType, than: pa.DataType) -> bool:
+    """Whether two types of time are of one sort, and differ in that one has larger units."""
+    for sort in (pa.types.is_timestamp, pa.types.is_duration):
+        if sort(kind) and sort(than):
+            return ["s", "ms", "us", "ns"].index(kind.unit) < ["s", "ms", "us", "ns"].index(than.unit)
+    return False
 
 
 def joined(frames: Sequence[pd.DataFrame], naive: bool = False) -> list[tuple[tuple[Any, ...], list[Any]]]:

@@ -238,7 +238,7 @@ class Deltas:
             "text" if self._ids == "text" else "number",
         )
         for source in opened:
-            if source.batches != () and (source.ids == "text") != (self._ids == "text"):
+            if source.ids is not None and (source.ids == "text") != (self._ids == "text"):
                 raise SchemaError(
                     f"relation {source.name!r} has {'text' if source.ids == 'text' else 'numbers'} for nodes, which is"
                     f" not what these deltas were made for; say ids= accordingly"

@@ -113,14 +113,14 @@ class Source:
     ----------
     name : str
         As patterns call it.
-    ids : {"signed", "unsigned", "text"}
-        What its own columns ask for.
+    ids : {"signed", "unsigned", "text"}, optional
+        What its own columns ask for; None where there is nothing that tells.
     batches : iterable of pyarrow.RecordBatch
         Read once; two columns each.
     """
 
     name: str
-    ids: Ids
+    ids: Ids | None
     batches: Iterable[pa.RecordBatch]
 
     def cast(self, ids: Ids) -> Iterator[pa.RecordBatch]:
@@ -131,13 +131,13 @@ class Source:
         SchemaError
             When a value does not fit, or there are names among numbers.
         """
-        if (ids == "text") != (self.ids == "text"):
+        if self.ids is not None and (ids == "text") != (self.ids == "text"):
             raise SchemaError(
                 f"relation {self.name!r} has {'text' if self.ids == 'text' else 'numbers'} for nodes, another relation"
                 f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
             )
         for batch in self.batches:
-            if (node_kind(self.name, batch.schema) == "text") != (self.ids == "text"):
+            if self.ids is not None and (node_kind(self.name, batch.schema) == "text") != (self.ids == "text"):
                 raise SchemaError(f"relation {self.name!r} has text for nodes in some batches and numbers in others")
             columns = []
             for column in batch.columns:
@@ -176,7 +176,7 @@ def sources(
     """
     check_columns(columns)
     opened = [_open(name, edges, columns, ids) for name, edges in relations.items()]
-    kinds = {source.ids for source in opened}
+    kinds = {source.ids for source in opened if source.ids is not None}
     chosen: Ids = "text" if kinds == {"text"} else "unsigned" if "unsigned" in kinds else "signed"
     return chosen, opened
 
@@ -190,7 +190,7 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
         return Source(name, kind, (batch for path in paths for batch in read_edges(path, ids)))
     if hasattr(edges, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(edges)
-        return Source(name, node_kind(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
+        return Source(name, _told(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
     if hasattr(edges, "__arrow_c_array__"):
         edges = [pa.record_batch(edges)]
     if not isinstance(edges, Iterable) or isinstance(edges, (str, bytes, Mapping)):
@@ -201,13 +201,16 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
     iterator = iter(edges)
     first = next(iterator, None)
     if first is None:
-        return Source(name, "signed", ())
+        return Source(name, None, ())
     if not hasattr(first, "__arrow_c_array__"):
         raise ConfigError(f"relation {name!r}: expected record batches, got {type(first).__name__}")
     first = pa.record_batch(first)
-    return Source(
-        name, node_kind(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns)
-    )
+    return Source(name, _told(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns))
+
+
+def _told(name: str, fields: Sequence[pa.Field]) -> Ids | None:
+    """What the nodes are; None of columns without a type, which have no node."""
+    return None if all(pa.types.is_null(field.type) for field in fields) else node_kind(name, fields)
 
 
 def _paths(edges: Edges) -> list[str] | None:

@@ -6,7 +6,8 @@ then is resident, and moves while the query runs.
 
 What differs from Spark: the state lives in the engine, and is written to the query's checkpoint in a form of penstock's
 own; batches that Spark runs only to let time pass come with the batch before them (event time) or wait for the next
-batch with data (processing time).
+batch with data (processing time). Numbers that an output column cannot hold, such as 2.5 in a bigint, are an error;
+Spark cuts them by default.
 """
 
 from __future__ import annotations
