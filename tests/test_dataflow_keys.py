@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -30,6 +30,12 @@ def test_equal_keys_meet(number: Any) -> None:
     assert len(set(forms)) == 1, "they are one key of a dict"
     assert len(set(_worker_of(forms))) == 1
     assert len(set(_worker_of([("x", form) for form in forms]))) == 1
+
+
+def test_equal_times_of_day_meet_whatever_their_zones() -> None:
+    ahead = timezone(timedelta(hours=1))
+    same = [time(12, tzinfo=timezone.utc), time(13, tzinfo=ahead)]
+    assert len(set(same)) == 1 and len(set(_worker_of(same))) == 1
 
 
 def _worker_of(keys: list[Any], peers: int = 7) -> list[int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import _native
+from penstock.dataflow import _stateful
 from penstock.errors import ConfigError, GraphError, TimeError, UserFunctionError
 
 TIMES = 8
@@ -132,7 +133,7 @@ several = st.dictionaries(
 def test_moves_are_seen_by_nobody(inputs: int, bits: int, workers: int, seed: int, data: Any) -> None:
     sides = [data.draw(several) for _ in range(inputs)]
     worker = st.integers(0, workers - 1)
-    # Of a time one map or some moves: commands of several workers at once are in no order.
+    # Of a time one map or some moves.
     command = (
         st.lists(worker, min_size=1 << bits, max_size=1 << bits).map(lambda owners: [owners])
         | st.dictionaries(st.integers(0, (1 << bits) - 1), worker, max_size=3).map(lambda moves: list(moves.items()))
@@ -183,6 +184,58 @@ def test_items_are_where_their_bin_is() -> None:
             mine = sorted(key for key in range(20) if owner[bin_of(key, 2)] == index)
             assert sorted(key for at, block in seen if at == time for key, _ in block) == mine
             assert sorted(item[0] for at, block in kept if at == time for item, _ in block) == mine
+
+
+def test_commands_of_several_workers_at_one_time_are_in_the_same_order_everywhere() -> None:
+    def run(worker: Any) -> Any:
+        with worker.dataflow() as scope:
+            data, stream = scope.input()
+            moves, control = scope.input()
+            made = stream.state_machine(
+                key_of, lambda key, item, n: ((n or 0) + 1, [(key, (n or 0) + 1)]), control=control, bits=1
+            )
+            seen = made.collect()
+        moves.advance_to(1)
+        moves.send([(bin, 1 - worker.index) for bin in range(2)])
+        moves.close()
+        data.advance_to(2)
+        data.send([(key, 0) for key in range(8)])
+        return seen
+
+    found = pk.execute(run, workers=2)
+    # The second worker's hold: all is with the first.
+    assert Counter(item for _, block in found[0] for item in block) == {(key, n): 1 for key in range(8) for n in (1, 2)}
+    assert found[1] == []
+
+
+def test_bins_are_refused_where_workers_come_and_go() -> None:
+    def run(worker: Any, how: str) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            if how == "distribute":
+                stream.distribute(key_of)
+            elif how == "machine":
+                stream.state_machine(key_of, lambda key, item, n: (n, []))
+            else:
+                stream.stateful_unary(key_of, nothing)
+
+    for how in ("distribute", "machine", "unary"):
+        with pytest.raises(GraphError, match=r"bins belong to workers that stay.*execute without join="):
+            pk.execute(lambda worker, how=how: run(worker, how), workers=1, join=1)
+
+
+def test_what_is_due_is_indexed_once_a_bin() -> None:
+    def fold(time: int, records: list[Any], mine: Any) -> None:
+        if "far" not in mine.state:
+            mine.state["far"] = True
+            mine.notify_at(10_000, "far")
+        mine.notify_at(time + 1, "again")
+
+    state = _stateful._State("step", [fold], {})
+    for time in range(500):
+        state._came[time] = [(0, 0, bin, "item") for bin in range(3)]
+        state._apply(time)
+        assert state._least() == time + 1 and len(state._due) <= 9, state._due
 
 
 def test_a_migration_of_idle_sources_completes() -> None:

@@ -295,3 +295,32 @@ def test_misuse_in_logic_that_nobody_catches_keeps_its_class_and_names_the_place
 
     with pytest.raises(errors.TimeError, match=r"cannot go to 0.*\n  in under test \(.*test_dataflow_times\.py:\d+\)"):
         _with_logic(logic, workers=2)
+
+
+def test_notifications_that_are_left_are_given_in_the_next_run() -> None:
+    """No frontier moves for them any more."""
+
+    def one_at_a_time(worker: Any) -> list[int]:
+        told: list[int] = []
+
+        def start(capability: Any) -> Any:
+            capability.drop()
+
+            def run(input: Any, output: Any, frontiers: Any) -> None:
+                for held, _ in input:
+                    frontiers.notify_at(held)
+                for held in frontiers.notifications():
+                    told.append(held.time)
+                    break
+
+            return run
+
+        with worker.dataflow() as scope:
+            data, stream = scope.input()
+            scope.operator([stream], start, name="slow")
+        for time in range(3):
+            data.advance_to(time)
+            data.send([time])
+        return told
+
+    assert pk.execute(one_at_a_time, workers=1) == [[0, 1, 2]]

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -417,6 +418,39 @@ def test_an_error_in_a_process_is_the_error_of_the_run() -> None:
     flow = pk.Flow(_COLUMNS).map_batches(_breaks).key_by("k").agg(n=pk.count())
     with pytest.raises(UserFunctionError, match="no thousand here"):
         list(flow.run(_keys(8), processes=2))
+
+
+def _exits(batch: pa.RecordBatch) -> pa.RecordBatch:
+    sys.exit("no")
+
+
+def test_an_exit_in_a_process_is_told() -> None:
+    flow = pk.Flow("k bigint").map_batches(_exits).key_by("k").agg(n=pk.count())
+    with pytest.raises(EngineError, match="SystemExit: no"):
+        list(flow.run(pa.table({"k": [1, 2, 3]}), processes=1))
+
+
+def test_more_workers_than_a_run_can_have_are_refused_at_once() -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+    with pytest.raises(
+        ConfigError, match="processes=4 of 1024 threads: a run has at most 4095 workers, these are 4096"
+    ):
+        flow.run(pa.table({"k": [1]}), workers=1024, processes=4)
+
+
+def test_an_interrupt_while_a_session_closes_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    session = pk.Flow("k bigint").key_by("k").agg(n=pk.count()).start(processes=2)
+    pids = set(session.stats().column("pid").to_pylist()) - {os.getpid()}
+    monkeypatch.setattr(session._crew, "stats", interrupted)
+    with pytest.raises(KeyboardInterrupt), session:
+        pass
+    deadline = time.monotonic() + 30
+    while not _gone(list(pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_process_that_dies_ends_the_run_with_its_name_and_leaves_nobody() -> None:

@@ -545,6 +545,65 @@ def test_a_migration_that_was_cancelled_leaves_the_bins_where_they_are() -> None
         cut.cancel()
 
 
+def test_what_waits_behind_a_migration_that_is_cancelled_ends_where_it_was_to() -> None:
+    with counting().start(workers=2) as session:
+        session.migrate(to=[0] * 256).wait(60)
+        cut = session.migrate(to=[1] * 256, strategy="fluid")
+        behind = session.migrate(to=[1] * 128 + [0] * 128)
+        cut.cancel()
+        behind.wait(60)
+        assert session.owners() == [[1] * 128 + [0] * 128]
+
+
+def test_a_source_that_is_refused_costs_no_session() -> None:
+    with counting().start() as session:
+        with pytest.raises(ConfigError):
+            session.run({"other": pa.table({"k": [1]}), "input": pa.table({"k": [1]})})
+        assert len(list(session.run(pa.table({"k": [1]})))) == 1
+
+
+def test_a_frame_is_at_hand_and_a_reader_is_not() -> None:
+    class Frame:
+        def __arrow_c_stream__(self, schema: Any = None) -> Any:
+            raise AssertionError("nobody reads it")
+
+        def __len__(self) -> int:
+            return 1
+
+    table = pa.table({"k": [1]})
+    assert local._is_at_hand(Frame()) and local._is_at_hand([table, Frame()])
+    assert not local._is_at_hand(table.to_reader())
+
+
+def test_a_run_that_is_collected_in_its_own_worker_ends() -> None:
+    """In a process of its own: what hangs would hang for good."""
+    program = """
+import gc, threading, time
+import pyarrow as pa
+import penstock as pk
+
+def work(batch):
+    time.sleep(0.02)
+    gc.collect()
+    return batch
+
+flow = pk.Flow("k bigint").map_batches(work).key_by("k").agg(n=pk.count())
+before = threading.active_count()
+table = pa.table({"k": range(1000)})
+holder = [flow.run(table, workers=2, streaming=True, batch_rows=10)]
+holder.append(holder)
+next(holder[0])
+del holder
+deadline = time.monotonic() + 60
+while threading.active_count() > before and time.monotonic() < deadline:
+    time.sleep(0.05)
+gc.collect()
+print(threading.active_count() <= before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_figures_are_a_table() -> None:
     with counting().start(workers=2) as session:
         list(session.run(pa.table({"k": [1, 2, 3]})))

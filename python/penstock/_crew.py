@@ -55,6 +55,8 @@ __all__ = ["MOST_PROCESSES", "Crew", "check_processes", "child", "spread"]
 
 #: More processes than this on one machine are a mistake.
 MOST_PROCESSES = 256
+#: Workers of a run that processes join and leave (`penstock_members`).
+_MOST_MEMBERS = 4_096
 #: Seconds that a process has until its workers take part.
 _START = 120.0
 #: Seconds that the run waits for the cause when it has failed.
@@ -69,8 +71,8 @@ _LOOK, _MOVING = 0.25, 0.01
 _STEP = 16
 
 
-def check_processes(count: Any, what: str) -> None:
-    """Refuse what is no number of processes.
+def check_processes(count: Any, what: str, threads: int = 1) -> None:
+    """Refuse what is no number of processes of so many threads.
 
     Raises
     ------
@@ -83,6 +85,11 @@ def check_processes(count: Any, what: str) -> None:
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_PROCESSES:
         raise ConfigError(f"{what}: the number of processes is an int from 1 to {MOST_PROCESSES}")
+    # The worker that feeds and takes is one as well.
+    if 1 + count * threads > _MOST_MEMBERS:
+        raise ConfigError(
+            f"{what} of {threads} threads: a run has at most {_MOST_MEMBERS - 1} workers, these are {count * threads}"
+        )
 
 
 def spread(owners: Sequence[int], workers: Sequence[int]) -> list[tuple[int, int]]:
@@ -650,7 +657,7 @@ def _take_part(pipe: Pipe, job: _Job) -> tuple[str, Any]:
         if isinstance(error, PenstockError):
             return ("failed", _packed(error))
         raise
-    except Exception as error:
+    except BaseException as error:  # also of a function of the user's: the parent hears of it as it would of a thread
         return ("failed", _packed(error))
 
 
@@ -677,13 +684,13 @@ def _flush() -> None:
             stream.flush()
 
 
-def _packed(error: Exception) -> bytes:
+def _packed(error: BaseException) -> bytes:
     """A failure in the form that goes to the parent."""
     import cloudpickle
 
     cause = error.__cause__ or error
     text = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
-    try:
-        return bytes(cloudpickle.dumps((error, text)))
-    except Exception:
-        return pickle.dumps((EngineError(f"{type(error).__name__}: {error}"), text))
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            return bytes(cloudpickle.dumps((error, text)))
+    return pickle.dumps((EngineError(f"{type(error).__name__}: {error}"), text))

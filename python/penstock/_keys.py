@@ -52,7 +52,12 @@ def plain(key: Any) -> Any:
     if isinstance(key, datetime.timedelta):
         return key // _MICROSECOND
     if isinstance(key, datetime.time):
-        return ("time", key.isoformat())
+        zone = key.utcoffset()
+        if zone is None:
+            return ("time", key.isoformat())
+        # Equal where they are at once, whatever their zones.
+        since = datetime.timedelta(hours=key.hour, minutes=key.minute, seconds=key.second, microseconds=key.microsecond)
+        return ("time", "at once", (since - zone) // _MICROSECOND)
     if isinstance(key, (decimal.Decimal, fractions.Fraction)):
         return _number(key)
     if isinstance(key, uuid.UUID):

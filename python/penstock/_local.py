@@ -273,7 +273,7 @@ class LocalSession:
         _at_least_one(workers, "workers", _MOST_WORKERS)
         _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
         if processes is not None:
-            check_processes(processes, f"processes={processes!r}")
+            check_processes(processes, f"processes={processes!r}", workers)
         if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
             raise ConfigError(f"bits={bits!r} must be an int from 0 to 20: the state is cut into 2 ** bits bins")
         _yes_or_no(streaming, "streaming")
@@ -322,6 +322,8 @@ class LocalSession:
         self._cut: Parts | None = None
         # Those that wait for an epoch, or have waited while others were under way, with their bins.
         self._prepared: list[tuple[LocalMigration, frozenset[int]]] = []
+        #: Migrations that run or wait for their turn, with their bins: one that is cancelled leaves them where they are.
+        self._moved: list[tuple[LocalMigration, frozenset[int]]] = []
 
     def run(self, source: Any) -> LocalResults:
         """Feed a source and give results back as they become final.
@@ -344,8 +346,8 @@ class LocalSession:
         """
         if self._used:
             raise EngineError("this session has already run to the end of its input; start another with flow.start()")
-        self._used = True
         read = feeds(self._flow, source, self._batch_rows)
+        self._used = True
         return LocalResults(Pump(lambda: self, read))
 
     def migrate(
@@ -426,6 +428,8 @@ class LocalSession:
             if epoch is not None:
                 self._prepared.append((migration, frozenset(number for number, _ in todo)))
                 return migration
+            self._moved = [(one, bins) for one, bins in self._moved if not one.done]
+            self._moved.append((migration, frozenset(number for number, _ in todo)))
             for number, worker in todo:
                 for op in owners:
                     op[number] = worker
@@ -641,7 +645,8 @@ class LocalSession:
             owner = {(prefix, bits): worker for prefix, bits, worker in told[0]} if split else {}
             self._cut = Parts(self._bits, owner) if split else None
             self._prepared = [one for one in self._prepared if one[0] in waiting]
-        return self._owners, frozenset(itertools.chain.from_iterable(bins for _, bins in self._prepared))
+        moved = [bins for migration, bins in self._moved if not migration.done]
+        return self._owners, frozenset(itertools.chain(*(bins for _, bins in self._prepared), *moved))
 
     def stats(self) -> pa.Table:
         """The present figures of the workers, one row each.
@@ -707,7 +712,7 @@ class LocalSession:
 
     def rescale(self, processes: int) -> LocalRescale:
         """Go to another number of processes while rows pass; see `LocalResults.rescale`."""
-        check_processes(processes, f"rescale({processes!r})")
+        check_processes(processes, f"rescale({processes!r})", self.workers)
         if self._crew is None:
             raise ConfigError(
                 f"rescale({processes}): the workers of this run are threads of one process; begin it with processes="
@@ -726,14 +731,19 @@ class LocalSession:
 
     def close(self) -> None:
         """Stop the workers and drop the state; harmless when done twice."""
-        if self._last is None:
-            with contextlib.suppress(EngineError):
-                self._last = self._told()
-        if self._crew is not None:
-            self._crew.ending = True
-        self._native.close()
-        if self._crew is not None:
-            self._crew.close()
+        # Each also where an interrupt ends the one before.
+        try:
+            if self._last is None:
+                with contextlib.suppress(EngineError):
+                    self._last = self._told()
+        finally:
+            if self._crew is not None:
+                self._crew.ending = True
+            try:
+                self._native.close()
+            finally:
+                if self._crew is not None:
+                    self._crew.close()
 
     def __enter__(self) -> LocalSession:
         return self
@@ -769,7 +779,7 @@ def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool, proce
     _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     _yes_or_no(streaming, "streaming")
     if processes is not None:
-        check_processes(processes, f"processes={processes!r}")
+        check_processes(processes, f"processes={processes!r}", workers)
     flow._check(streaming)  # compiles the flow, so that mistakes show at the call
 
 
@@ -945,7 +955,9 @@ def _is_at_hand(source: Any) -> bool:
     """Whether a source cannot be silent: what it has is in memory or in files."""
     if isinstance(source, (list, tuple)):
         return all(_is_at_hand(item) for item in source)
-    return isinstance(getattr(source, "num_rows", None), int) or hasattr(source, "count_rows")
+    known = isinstance(getattr(source, "num_rows", None), int) or hasattr(source, "count_rows")
+    # A frame; a reader has no length.
+    return known or (hasattr(source, "__arrow_c_stream__") and isinstance(source, Sized))
 
 
 def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:

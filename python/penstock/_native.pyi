@@ -563,6 +563,10 @@ class DataflowScope:
         """How many workers there are."""
 
     @property
+    def joinable(self) -> bool:
+        """Whether workers may join and leave the run."""
+
+    @property
     def index(self) -> int:
         """The number of this one."""
 

@@ -149,7 +149,8 @@ class _Router:
         self.probe: Probe | None = None
         #: From when on which owners hold.
         self._maps: list[tuple[int, list[int]]] = [(-1, [bin % self._peers for bin in range(1 << bits)])]
-        self._commands: dict[int, tuple[Capability, list[Any]]] = {}
+        #: With the numbers of the workers that gave them.
+        self._commands: dict[int, tuple[Capability, list[tuple[int, Any]]]] = {}
         self._moves: list[tuple[int, Capability, list[tuple[int, int]]]] = []
         self._items: list[tuple[Capability, int, list[Any]]] = []
 
@@ -188,7 +189,9 @@ class _Router:
                 return
             capability, commands = self._commands.pop(time)
             before = self._maps[-1][1]
-            after = _owners(before, commands, self._peers, self._step)
+            # In an order that is the same on all workers.
+            commands.sort(key=lambda command: command[0])
+            after = _owners(before, [command for _, command in commands], self._peers, self._step)
             self._maps.append((time, after))
             pairs = enumerate(zip(before, after, strict=True))
             leaving = [(bin, new) for bin, (old, new) in pairs if old == self._index != new]
@@ -220,8 +223,10 @@ class _Router:
                 if not any(frontiers.less_than(time, side) for side in range(self._sides)):
                     frontiers.activate()
                 return
-            moved = [(to, _MOVED, bin, self._bins.pop(bin)) for bin, to in leaving if bin in self._bins]
-            output.send(capability, moved)
+            for bin, to in leaving:
+                if bin in self._bins:
+                    # Each by itself: all together may be more than a process takes at once.
+                    output.send(capability, [(to, _MOVED, bin, self._bins.pop(bin))])
             capability.drop()
             del self._moves[0]
 
@@ -234,7 +239,8 @@ class _State:
         self._folds = folds
         self._bins = bins
         self._came: dict[int, list[tuple[int, int, int, Any]]] = {}
-        #: When something post-dated is due, in which bin: an index of the bins, which may have left.
+        #: When something post-dated is due first, by bin, and the same in order; entries that do not agree are old ones.
+        self._first: dict[int, int] = {}
         self._due: list[tuple[int, int]] = []
 
     def start(self, capability: Capability) -> Callable[..., None]:
@@ -255,8 +261,9 @@ class _State:
             if made:
                 output.send(capability, made)
             # The least capability is enough: with it the next is asked for.
-            if self._due:
-                frontiers.notify_at(capability.delayed(self._due[0][0]))
+            least = self._least()
+            if least is not None:
+                frontiers.notify_at(capability.delayed(least))
 
     def _apply(self, time: int) -> list[Any]:
         sides = len(self._folds)
@@ -272,12 +279,10 @@ class _State:
         for number in records:
             self._bins.setdefault(number, [Bin() for _ in range(sides)])
         out: list[Any] = []
-        while records or (self._due and self._due[0][0] <= time):
-            number = next(iter(records)) if records else heapq.heappop(self._due)[1]
+        while records or ((least := self._least()) is not None and least <= time):
+            number = next(iter(records)) if records else self._due[0][1]
             came = records.pop(number, None)
-            bin = self._bins.get(number)
-            if bin is None:
-                continue  # it has left, with what was due
+            bin = self._bins[number]
             for one in bin:
                 one._now = time
             for side, fold in enumerate(self._folds):
@@ -295,9 +300,23 @@ class _State:
         return out
 
     def _index(self, bin: int) -> None:
-        for at in map(Bin._least, self._bins[bin]):
-            if at is not None:
-                heapq.heappush(self._due, (at, bin))
+        least = min((at for at in map(Bin._least, self._bins[bin]) if at is not None), default=None)
+        if least is None:
+            self._first.pop(bin, None)
+        elif self._first.get(bin) != least:
+            self._first[bin] = least
+            heapq.heappush(self._due, (least, bin))
+
+    def _least(self) -> int | None:
+        """When the next is due of bins that are here."""
+        while self._due:
+            at, bin = self._due[0]
+            if bin in self._bins and self._first.get(bin) == at:
+                return at
+            heapq.heappop(self._due)
+            if bin not in self._bins:
+                self._first.pop(bin, None)  # it has left, with what was due
+        return None
 
 
 def stateful(
@@ -366,7 +385,13 @@ def _routing(
             f"{step} in scope {scope.path}: its times are partly ordered; put it at the root of the dataflow"
         )
     native = scope._native
+    if native.joinable:
+        raise GraphError(
+            f"{step}: bins belong to workers that stay, and this run lets them join and leave; execute without join="
+        )
     router = _Router(step, len(streams), keys, bits, (native.index, native.peers), bins)
-    inputs = [*streams, *([] if control is None else [control.broadcast()])]
+    index = native.index
+    told = None if control is None else control.map_blocks(lambda block: [(index, command) for command in block])
+    inputs = [*streams, *([] if told is None else [told.broadcast()])]
     parts = scope.operator(inputs, router.start, name=step)
     return router, type(parts)(parts._native.exchange_owners(f"{step}, exchange"), parts.scope)

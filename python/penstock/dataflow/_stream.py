@@ -550,7 +550,8 @@ class Stream(Generic[X]):
             first; `bin.notify_at` post-dates a record. What it returns (an iterable, or None) comes out at that time.
         control : Stream, optional
             Commands, on any worker: ``(bin, worker)``, a list with a worker for each bin, or None. One holds from its
-            time on. Items wait until no command at or before their time can come: advance its input, or close it.
+            time on; those of several workers at one time in the order of the workers. Items wait until no command at or
+            before their time can come: advance its input, or close it.
             Without it a bin is with the worker of its number modulo the number of workers.
         bits : int, default 8
             Keys are cut into ``2 ** bits`` bins.

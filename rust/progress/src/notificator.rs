@@ -63,6 +63,11 @@ impl<T: Timestamp> Notificator<T> {
         capability
     }
 
+    /// Whether [`next`](Self::next) would give one.
+    pub fn has_next(&mut self, frontiers: &[&[T]]) -> bool {
+        self.pending.first_free(None, |time| !complete(time, frontiers)).is_some()
+    }
+
     /// How many distinct times are pending.
     pub fn len(&self) -> usize {
         self.pending.len()
@@ -107,6 +112,7 @@ mod tests {
         assert_eq!(held.drain().collect::<Vec<_>>(), [(3, 1), (5, 1), (7, 1)]);
         assert!(notificator.next(&[&[3]]).is_none());
         assert!(notificator.next(&[&[], &[2]]).is_none());
+        assert!(!notificator.has_next(&[&[3]]) && notificator.has_next(&[&[4]]));
         assert_eq!(notificator.next(&[&[6], &[]]).map(|held| *held.time()), Some(3));
         assert_eq!(notificator.next(&[&[6], &[5]]).map(|held| *held.time()), None);
         assert_eq!(notificator.next(&[&[6]]).map(|held| *held.time()), Some(5));

@@ -6,7 +6,7 @@
 //!
 //! Invariant: no state of a port is borrowed while Python code runs.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use penstock_dataflow::{Activator, Input, OperatorBuilder, Output, Pipeline, Scope, Stream};
@@ -29,6 +29,8 @@ pub(crate) struct Ports<T: Time> {
     /// By input: the frontier as the present run of the logic sees it.
     frontiers: RefCell<Vec<Vec<T>>>,
     notificator: RefCell<Notificator<T>>,
+    /// Whether the logic took a notification in its present run.
+    notified: Cell<bool>,
     activator: Activator,
 }
 
@@ -252,7 +254,9 @@ impl DataflowPorts {
                     $(Level::$level(ports) => {
                         let frontiers = ports.frontiers.borrow();
                         let frontiers: Vec<&[_]> = frontiers.iter().map(Vec::as_slice).collect();
-                        ports.notificator.borrow_mut().next(&frontiers).map(Level::$level)
+                        let next = ports.notificator.borrow_mut().next(&frontiers);
+                        ports.notified.set(ports.notified.get() || next.is_some());
+                        next.map(Level::$level)
                     })*
                 }
             };
@@ -298,6 +302,7 @@ pub(crate) fn build<T: Time>(
         inputs,
         output: RefCell::new(output),
         notificator: RefCell::default(),
+        notified: Cell::new(false),
         activator,
     });
     let mut outcome = Ok(());
@@ -317,7 +322,14 @@ pub(crate) fn build<T: Time>(
             let before = unread();
             attached(|py| logic.call0(py).map(drop))?;
             // Logic that stops in the middle of its input goes on in the next step; one that reads nothing waits for news.
-            if (1..before).contains(&unread()) {
+            let stopped = (1..before).contains(&unread());
+            // The same of notifications that are left: no frontier moves for them any more.
+            let left = ports.notified.take() && {
+                let frontiers = ports.frontiers.borrow();
+                let frontiers: Vec<&[_]> = frontiers.iter().map(Vec::as_slice).collect();
+                ports.notificator.borrow_mut().has_next(&frontiers)
+            };
+            if stopped || left {
                 ports.activator.activate();
             }
             Ok(())

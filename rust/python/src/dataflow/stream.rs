@@ -127,6 +127,12 @@ impl DataflowScope {
         Ok(each!(&self.key.get(py)?.scope, scope => scope.peers()))
     }
 
+    /// Whether workers may join and leave the run.
+    #[getter]
+    fn joinable(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(each!(&self.key.get(py)?.scope, scope => scope.is_joinable()))
+    }
+
     /// The number of this one.
     #[getter]
     fn index(&self, py: Python<'_>) -> PyResult<usize> {
