@@ -322,7 +322,7 @@ class LocalSession:
         self._cut: Parts | None = None
         # Those that wait for an epoch, or have waited while others were under way, with their bins.
         self._prepared: list[tuple[LocalMigration, frozenset[int]]] = []
-        #: Migrations that run or wait for their turn, with their bins: one that is cancelled leaves them where they are.
+        #: Migrations that run or wait for their turn, with their bins: one that is cancelled leaves them as they are.
         self._moved: list[tuple[LocalMigration, frozenset[int]]] = []
 
     def run(self, source: Any) -> LocalResults:

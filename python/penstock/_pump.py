@@ -415,7 +415,7 @@ class Pump:
     def __del__(self) -> None:
         while hasattr(self, "_closing") and os.getpid() == self._pid and not (self._closing and self._closing.ended):
             if threading.current_thread() is not threading.main_thread():
-                # It may be a worker's, in a function of the user's in which garbage was collected: that would wait for itself.
+                # It may be a worker's, in a function in which garbage was collected: it would wait for itself.
                 with contextlib.suppress(KeyboardInterrupt, TimeoutError):
                     self._shut(0.1)
                 return

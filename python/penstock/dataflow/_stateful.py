@@ -239,7 +239,7 @@ class _State:
         self._folds = folds
         self._bins = bins
         self._came: dict[int, list[tuple[int, int, int, Any]]] = {}
-        #: When something post-dated is due first, by bin, and the same in order; entries that do not agree are old ones.
+        #: When something post-dated is due first, by bin, and the same in order; entries that do not agree are old.
         self._first: dict[int, int] = {}
         self._due: list[tuple[int, int]] = []
 
