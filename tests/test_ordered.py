@@ -224,6 +224,98 @@ def test_a_function_that_ends_an_iterator_by_accident_is_an_error_at_its_place()
     assert results[:2] == [0, 1] and results[2][0] is errors.UserFunctionError and results[3] == 3
 
 
+def _ends(state: int, item: int) -> Any:
+    if item == 2:
+        next(iter([]))
+    return state + 1, [item]
+
+
+def _ends_key(item: int) -> int:
+    return next(iter([])) if item == 2 else 0
+
+
+def _ends_flat(item: int) -> list[int]:
+    return [next(iter([])) if item == 2 else item]
+
+
+def _ends_batch(items: list[int]) -> list[int]:
+    return [next(iter([]))] if 2 in items else items
+
+
+def _ends_finish(key: int, state: int) -> Any:
+    return next(iter([]))
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        ordered.flat_map(_ends_flat),
+        ordered.map_batches(_ends_batch),
+        ordered.stateful(_ends, initial=0),
+        ordered.partitioned(_ends, key=_ends_key, initial=0),
+    ],
+    ids=["flat_map", "map_batches", "stateful", "key"],
+)
+def test_an_iterator_that_ends_in_any_step_ends_no_run(mode: str, step: ordered.Step) -> None:
+    found = outcomes(pk.Pipeline([step]).run(range(4), mode=mode, workers=2, chunk=1))
+    assert found[:2] == [0, 1] and found[2][0] is errors.UserFunctionError and found[3] == 3
+    assert "raised StopIteration" in found[2][1]
+
+
+def test_an_iterator_that_ends_at_the_end_is_an_error() -> None:
+    step = ordered.partitioned(_count_up, key=_none, initial=0, finish=_ends_finish)
+    found = outcomes(pk.Pipeline([step]).run(range(2), mode="inline"))
+    assert [one[0] for one in found if isinstance(one, tuple)] == [errors.UserFunctionError]
+
+
+def _count_up(state: int, item: Any) -> Any:
+    return state + 1, None
+
+
+def _none(item: Any) -> int:
+    return 0
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+def _told(key: Any, state: int) -> Any:
+    return [(key, state)]
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_a_nan_is_the_same_key_in_every_mode(mode: str) -> None:
+    step = ordered.partitioned(_count_up, key=_itself, initial=0, finish=_told)
+    nan = float("nan")
+    for items in ([nan] * 5 + [1.0], [(nan, 1)] * 3, [float("nan") for _ in range(3)]):
+        expected = sorted(map(repr, pk.Pipeline([step]).run(items, mode="inline")))
+        found = sorted(map(repr, pk.Pipeline([step]).run(items, mode=mode, workers=2, chunk=2)))
+        assert found == expected
+
+
+def _appends(state: list[int], item: int) -> Any:
+    state.append(item)
+    if item < 0:
+        raise Boom("no")
+    return state, [len(state)]
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_what_a_step_changed_in_place_stays_in_every_mode(mode: str, chunk: int) -> None:
+    step = ordered.partitioned(_appends, key=_none, initial=list)
+    found = outcomes(pk.Pipeline([step]).run([1, -1, 2], mode=mode, workers=2, chunk=chunk))
+    assert [found[0], found[2]] == [1, 3] and found[1][0] is Boom
+
+
+def test_an_input_longer_than_any_length_is_taken() -> None:
+    results = pk.ordered_map(abs, range(1 << 70))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    results.close()
+
+
 WRONG: list[tuple[ordered.Step, Any, str]] = [
     (ordered.map_batches(lambda xs: xs[:-1]), 3, "must return"),
     (ordered.map_batches(lambda xs: 5), 3, "must return a sequence"),

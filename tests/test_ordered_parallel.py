@@ -446,6 +446,64 @@ def test_the_interpreter_ends_with_an_open_iterator(mode: str, script: Script) -
     assert (process.returncode, out, err) == (0, "0 1\n", "")
 
 
+def test_the_end_of_the_interpreter_with_a_keyed_flow_is_quiet(script: Script) -> None:
+    process = script("""
+        import itertools, pyarrow as pa, penstock as pk
+        from penstock import ordered
+        def step(n, k):
+            return (n or 0) + 1, (k, n or 0)
+        flow = pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint, n bigint")
+        results = pk.Pipeline([ordered.flow(flow)]).run(itertools.repeat(pa.record_batch({"k": [1]})), mode="inline")
+        print(next(results).to_pylist())
+        """)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "[{'k': 1, 'n': 0}]\n", "")
+
+
+@pytest.mark.parametrize("how", ["close", "collect"])
+def test_a_run_that_is_ended_from_its_own_function_ends(how: str, script: Script) -> None:
+    """In a process of its own: what hangs would hang for good."""
+    process = script(f"""
+        import gc, threading, time, penstock as pk
+        held = []
+        gone = threading.Event()
+        def work(x):
+            time.sleep(0.005)
+            if {how!r} == "close" and x == 20:
+                held[0].close()
+            elif {how!r} == "collect" and gone.is_set():
+                gc.collect()
+            return x
+        results = pk.ordered_map(work, range(10_000), mode="threads", workers=2, chunk=1)
+        held.append(results)
+        if {how!r} == "close":
+            try:
+                list(results)
+            except Exception as error:
+                print(type(error).__name__)
+        else:
+            next(results)
+            held.append(held)
+            del results, held
+            gone.set()
+        def threads():
+            names = []
+            import os
+            for task in os.listdir("/proc/self/task"):
+                try:
+                    names.append(open("/proc/self/task/" + task + "/comm").read())
+                except OSError:
+                    pass
+            return [name for name in names if name.startswith("penstock-o")]
+        deadline = time.monotonic() + 40
+        while threads() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        print("ended", not threads())
+        """)
+    out, err = process.communicate(timeout=60)
+    assert out.splitlines()[-1:] == ["ended True"], (out, err)
+
+
 def test_children_end_with_a_killed_parent(script: Script) -> None:
     process = script("""
         import time, penstock as pk

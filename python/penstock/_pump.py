@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock._reader import Readers
-from penstock._resume import Aside, caught
+from penstock._resume import Aside, caught, in_a_run
 from penstock.errors import EngineError, Interrupted
 
 if TYPE_CHECKING:
@@ -389,7 +388,11 @@ class Pump:
     def stop(self) -> None:
         """End the run; nothing more comes."""
         self._quit = True
-        self._shut()
+        if in_a_run():
+            with contextlib.suppress(TimeoutError):
+                self._shut(0.0)
+        else:
+            self._shut()
 
     def _shut(self, limit_s: float | None = None) -> None:
         if os.getpid() != self._pid:
@@ -414,10 +417,10 @@ class Pump:
 
     def __del__(self) -> None:
         while hasattr(self, "_closing") and os.getpid() == self._pid and not (self._closing and self._closing.ended):
-            if threading.current_thread() is not threading.main_thread():
-                # It may be a worker's, in a function in which garbage was collected: it would wait for itself.
+            if in_a_run():
+                # A function of it in which garbage was collected: it would wait for itself.
                 with contextlib.suppress(KeyboardInterrupt, TimeoutError):
-                    self._shut(0.1)
+                    self._shut(0.0)
                 return
             with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
                 self._shut()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import _thread
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, starmap
@@ -89,6 +90,12 @@ class Aside(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._made[0]
+
+
+def in_a_run() -> bool:
+    """Whether this thread may be a run's own, in a function of the user's: who ends that run does not wait here."""
+    thread = threading.current_thread()
+    return isinstance(thread, threading._DummyThread) or thread.name.startswith("penstock")
 
 
 class Given:

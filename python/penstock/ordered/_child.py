@@ -90,13 +90,14 @@ def _apply(operator: Any, first: int, values: list[Any], origins: Any, failed: i
 
 def _keyed(
     operator: Any,
-    keys: list[Any],
+    places_of_keys: list[int],
     items: list[Any],
     numbers: list[int],
     places: list[tuple[int, int]],
     lent: list[tuple[Any, bytes | None]],
 ) -> tuple[Any, ...]:
     started = time.perf_counter()
+    keys = [lent[at][0] for at in places_of_keys]
     states: dict[Any, tuple[Any, Any]] = {key: (Packed(body), None) for key, body in lent if body is not None}
     try:
         outs = run_part(operator, states, keys, items, numbers, places)

@@ -27,7 +27,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
-from penstock._resume import Aside, caught
+from penstock._resume import Aside, caught, in_a_run
 from penstock.errors import ForkError, Interrupted, NotPicklable, OrderedError
 from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
 from penstock.ordered._operators import Operator, Stateless, compile_steps, finishes, serial
@@ -103,7 +103,8 @@ _open: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 def _close_all() -> None:
     for driver in list(_open):
-        driver.close(_AT_EXIT)
+        with contextlib.suppress(Exception):
+            driver.close(_AT_EXIT)
 
 
 class Driver:
@@ -117,7 +118,7 @@ class Driver:
         self._repeats = all(isinstance(operator, Stateless) for operator in self._operators)
         try:
             left = len(xs)  # type: ignore[arg-type]
-        except TypeError:
+        except (TypeError, OverflowError):
             left = None
         self._left: int | None = left
         self._window = options.in_flight if options.in_flight is not None else 1 << 62
@@ -431,9 +432,9 @@ class Driver:
     def stop(self) -> None:
         """End the run; no further result comes."""
         self._quit = True
-        self._shut()
+        self._shut(wait=not in_a_run())
 
-    def _shut(self) -> None:
+    def _shut(self, wait: bool = True) -> None:
         """Close, whoever interrupts that."""
         if self._closed or os.getpid() != self._pid:
             return
@@ -442,7 +443,10 @@ class Driver:
                 self.close()
                 return
             self._closing = Aside(self.close)
-        self._closing.wait()
+        if wait:
+            self._closing.wait()
+        else:
+            self._closing.start()
 
     def close(self, limit: float | None = None) -> None:
         """End the run, in this thread. Functions under way in threads end, or have `limit`."""
@@ -466,6 +470,10 @@ class Driver:
         self._closed = True
 
     def __del__(self) -> None:
+        if hasattr(self, "_closing") and in_a_run():
+            # A function of it in which garbage was collected: it would wait for itself.
+            self._shut(wait=False)
+            return
         while hasattr(self, "_closing") and not self._closed and os.getpid() == self._pid:
             with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
                 self._shut()

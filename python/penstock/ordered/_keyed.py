@@ -4,13 +4,14 @@
 `run_part`, serves all modes: in this process on live states, in a worker process on states that came with the call.
 
 Invariants: only one thread at a time works on a table (the runtime runs one part of a partition at a time); a step
-that raises leaves the state of its key as it was; a chunk that `merge` returns has its values in the order of the
+that raises leaves its key the state from before; a chunk that `merge` returns has its values in the order of the
 items that they came from, whatever order its parts were done in; outputs of `finish` follow, in the order in which
 keys first appeared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable, Iterable, Sequence
@@ -118,6 +119,8 @@ def _run_item(
             state, place = held
             if state.__class__ is Packed:
                 state = pickle.loads(state.body)
+                # What is changed in place stays, also where the step raises then: as where nothing is packed.
+                states[key] = (state, place)
         made = keyed.call(state, item)
         if made.__class__ is not tuple or len(made) != 2:
             raise misfit(name, "(state, outputs)", made, number)
@@ -406,6 +409,7 @@ class KeyedFlow:
         """End the thread."""
         aside, self._aside = self._aside, None
         if aside is not None:
-            # The run belongs to that thread, which also frees it.
-            aside.submit(self.__dict__.__setitem__, "_run", None)
+            # The run belongs to that thread, which also frees it. It has ended when the interpreter ends.
+            with contextlib.suppress(RuntimeError):
+                aside.submit(self.__dict__.__setitem__, "_run", None)
             aside.shutdown(wait=True)

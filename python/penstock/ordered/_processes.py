@@ -289,7 +289,10 @@ class Pool:
         name, first, last = operator.name, part.numbers[0], part.numbers[-1]
         try:
             lent = operator.lend(part)
-            request = ("keyed", place, part.keys, part.items, part.numbers, part.places(), lent)
+            # Each key travels once: copies of a NaN are other keys.
+            at = {key: number for number, key in enumerate(dict.fromkeys(part.keys))}
+            keys = [at[key] for key in part.keys]
+            request = ("keyed", place, keys, part.items, part.numbers, part.places(), lent)
             turn = (part.chunk.number, place, part.partition)
             reply = self._call(request, turn, name, first, last, timeout)
         except _Unsendable as unsent:

@@ -175,7 +175,8 @@ def partitioned(
     ----------
     step : callable
         ``step(state, item) -> (state, outputs)``; `outputs` is an iterable, or None for none. A returned state of
-        None forgets the key. When it raises, the state of that key is as it was.
+        None forgets the key. When it raises, the state of that key is the one from before; what the step has
+        changed of it in place stays.
     key : callable, str or sequence of str
         ``key(item)``, hashable; or one column name (then keys are its values) or several (tuples) of items that are
         record batches.
@@ -256,7 +257,7 @@ def stateful(
     ----------
     step : callable
         ``step(state, item) -> (state, outputs)``; `outputs` is an iterable, or None for none. When it raises, the
-        state is as it was.
+        state is the one from before; what the step has changed of it in place stays.
     initial : object
         The first state: what this returns when it can be called, else a copy of it.
     finish : callable, optional

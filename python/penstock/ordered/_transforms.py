@@ -30,6 +30,12 @@ def failure(error: BaseException, item: int | None, step: str) -> Failure:
     """What stands in place of a result; Ctrl-C is not a result and goes on its way."""
     if isinstance(error, KeyboardInterrupt):
         raise error
+    if isinstance(error, StopIteration):
+        # Raised where results are taken it would be their end.
+        told = wrong(step, "raised StopIteration", item)
+        told.__cause__ = error
+        add_note(told, "an iterator ended inside the function: give next() a default")
+        error = told
     where = "at the end of the input" if item is None or item < 0 else f"item {item} of the input"
     add_note(error, f"{where}, in {step}")
     return Failure(error)
