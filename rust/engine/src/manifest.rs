@@ -152,7 +152,7 @@ impl Manifest {
 /// Who writes to a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// One more than the claim before.
+    /// Greater than that of the claim before, and of all that its engine has made.
     pub number: u64,
     /// Tells engines apart.
     pub nonce: u64,
