@@ -81,6 +81,8 @@ _MOST_MOVES = 200_000
 _MOST_WORKERS = 1024
 #: Rows of a batch, as Arrow counts them.
 _MOST_ROWS = 2**63 - 1
+#: Bytes of a block, about: no message between workers may have more than four times as many.
+_BLOCK_BYTES = 64 << 20
 
 #: Receives late rows, or those of the kinds that it names.
 LateSink = Callable[[pa.RecordBatch], Any] | Mapping[str, Callable[[pa.RecordBatch], Any]]
@@ -897,8 +899,9 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
     """
     for batch in _read(source, nested=False):
         fitting = conform(batch, schema)
-        for start in range(0, fitting.num_rows, batch_rows):
-            yield fitting.slice(start, batch_rows)
+        rows = min(batch_rows, max(1, fitting.num_rows * _BLOCK_BYTES // max(1, fitting.nbytes)))
+        for start in range(0, fitting.num_rows, rows):
+            yield fitting.slice(start, rows)
 
 
 def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:

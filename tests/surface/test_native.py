@@ -270,6 +270,28 @@ def test_text_that_is_no_utf8_is_refused_by_its_row() -> None:
             _native.RecordBatch(pa.record_batch({"s": pa.Array.from_buffers(kind, 2, cut)}))
 
 
+def test_text_within_other_types_is_looked_at_too() -> None:
+    bad = pa.Array.from_buffers(
+        pa.string(), 2, [None, pa.py_buffer(struct.pack("<3i", 0, 1, 2)), pa.py_buffer(b"a\xff")]
+    )
+    numbers = pa.array([0, 1, 0], pa.int32())
+    columns = [
+        pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), bad),
+        pa.LargeListArray.from_arrays(pa.array([0, 1, 2], pa.int64()), bad),
+        pa.FixedSizeListArray.from_arrays(bad, 1),
+        pa.StructArray.from_arrays([bad], names=["within"]),
+        pa.MapArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array([1, 2]), bad),
+        pa.DictionaryArray.from_arrays(numbers, bad),
+        bad.cast(pa.binary()).cast(pa.binary_view()).view(pa.string_view()),
+    ]
+    for column in columns:
+        with pytest.raises(errors.SchemaError, match='column "s" holds text.* that is not UTF-8: read it as binary'):
+            _native.RecordBatch(pa.record_batch({"s": column}))
+    # What is not of the part says nothing of it.
+    for column in columns[:5]:
+        assert len(_through(pa.record_batch({"s": column.slice(0, 1)}))) == 1
+
+
 # Tokenizer
 
 

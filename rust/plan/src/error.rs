@@ -328,8 +328,8 @@ pub enum OpError {
         /// Row of the block.
         row: usize,
     },
-    /// An event time is too far from 1970 to be windowed.
-    #[error("{step}: event time {value} in column '{column}', row {row}, is out of range")]
+    /// An event time, or an end of its window, is beyond what can be told.
+    #[error("{step}: event time {value} in column '{column}', row {row}, is out of range, or its window is")]
     EventTime {
         /// The step.
         step: StepName,

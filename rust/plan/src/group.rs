@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, SchemaRef};
+use smallvec::SmallVec;
 
 use crate::acc::{Blobs, Input};
 use crate::agg::{Aggregate, Aggregator};
@@ -20,6 +21,9 @@ use crate::window::Windows;
 /// Records whose rows are touched before any of them is updated: enough for all the misses a core can have under way, few enough that
 /// their rows are still in the first cache. 64 to 1,024 measured alike.
 const TOUCHED: usize = 256;
+/// Positions for each key of what is merged from which on a table is made anew, and keys below which they do not matter.
+const MOST_SPARSE: usize = 16;
+const LEAST_SPARSE: usize = 1 << 10;
 
 /// The shape of the tables of an aggregate.
 pub(crate) fn shape(types: &[DataType], aggregates: &[Aggregate], track: bool) -> Shape {
@@ -199,7 +203,14 @@ impl GroupBy {
         into: &mut Table,
         tables: impl Iterator<Item = &'a Table>,
     ) -> Result<(), OpError> {
-        into.clear();
+        let tables: SmallVec<[&Table; 8]> = tables.collect();
+        let keys: usize = tables.iter().map(|table| table.len()).sum();
+        // One window of many keys would have all after it cleared and looked through at its size.
+        if into.positions() > MOST_SPARSE * keys.max(LEAST_SPARSE) {
+            *into = Table::new(&self.shape);
+        } else {
+            into.clear();
+        }
         for table in tables {
             into.merge(&self.shape, table, &mut self.scratch).map_err(|(at, _)| self.wrapped(at))?;
         }

@@ -338,6 +338,9 @@ fn taken(columns: &[&ArrayRef], rows: Vec<u32>) -> Result<Vec<ArrayRef>, OpError
     Ok(columns.iter().map(|column| take(column, &rows, None)).collect::<Result<_, _>>()?)
 }
 
+/// Entries of the past that are not worth being looked through.
+const LEAST_STALE: usize = 64;
+
 /// Which bins may have rows that are over, so that a watermark costs nothing for the others.
 ///
 /// Invariant: each bin with rows that can be over, and that has not changed since it was asked for the last time, has its entry.
@@ -361,6 +364,9 @@ impl Due {
             (Entry::Vacant(_), None) => {}
         }
         self.bins.extend(end.map(|end| Reverse((end, bin))));
+        if self.bins.len() > 2 * self.counts.len() + LEAST_STALE {
+            self.bins = self.counts.iter().map(|&(bin, end)| Reverse((end, bin))).collect();
+        }
     }
 
     /// A bin with rows that may be over behind this watermark.

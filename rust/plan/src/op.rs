@@ -4,8 +4,9 @@
 //! watermark. The host calls it in the order of flow time: the rows of a slice, then, in the epoch's last slice, the watermark, then
 //! the end of the epoch.
 
-use arrow_array::RecordBatch;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch};
+use arrow_schema::{DataType, Schema, SchemaRef};
 
 use crate::error::{OpError, StepName};
 use crate::partition::bin_of;
@@ -153,20 +154,85 @@ pub(crate) fn take_rows(batch: &RecordBatch, rows: &[u32]) -> Result<RecordBatch
     Ok(arrow_select::take::take_record_batch(batch, &rows)?)
 }
 
-/// Bytes of the rows of a block, of which it may be a part.
+/// Bytes of the rows of a block, of which it may be a part. Cost: the rows of columns of views, else that of their number.
 pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or_default()).sum()
+    batch.columns().iter().map(weight).sum()
 }
 
-/// Sends `batch` in pieces of at most [`BLOCK_ROWS`] rows; nothing when it is empty.
+/// Arrow counts for a part of lists or views what the whole has.
+fn weight(column: &ArrayRef) -> usize {
+    fn list<O: OffsetSizeTrait>(values: &ArrayRef, at: &[O]) -> usize {
+        let (from, to) = (at[0].as_usize(), at[at.len() - 1].as_usize());
+        size_of_val(at) + weight(&values.slice(from, to - from))
+    }
+    match column.data_type() {
+        DataType::List(_) => list(column.as_list::<i32>().values(), column.as_list::<i32>().value_offsets()),
+        DataType::LargeList(_) => list(column.as_list::<i64>().values(), column.as_list::<i64>().value_offsets()),
+        DataType::FixedSizeList(..) => weight(column.as_fixed_size_list().values()),
+        DataType::Struct(_) => column.as_struct().columns().iter().map(weight).sum(),
+        DataType::Utf8View => column.as_string_view().lengths().map(|length| 16 + length as usize).sum(),
+        DataType::BinaryView => column.as_binary_view().lengths().map(|length| 16 + length as usize).sum(),
+        _ => column.to_data().get_slice_memory_size().unwrap_or_default(),
+    }
+}
+
+/// Rows of a batch that a block of it may have, by their number and their mean size.
+pub(crate) fn block_rows(batch: &RecordBatch) -> usize {
+    let (rows, bytes) = (batch.num_rows(), bytes_of(batch));
+    if bytes <= BLOCK_BYTES { BLOCK_ROWS } else { (rows / bytes.div_ceil(BLOCK_BYTES)).clamp(1, BLOCK_ROWS) }
+}
+
+/// Sends `batch` in pieces of at most [`BLOCK_ROWS`] rows and about [`BLOCK_BYTES`]; nothing when it is empty.
 pub(crate) fn send(batch: RecordBatch, wrap: impl Fn(RecordBatch) -> Output, out: &mut Sink<'_>) {
-    if batch.num_rows() <= BLOCK_ROWS {
-        if batch.num_rows() > 0 {
+    let (rows, most) = (batch.num_rows(), block_rows(&batch));
+    if rows <= most {
+        if rows > 0 {
             out(wrap(batch));
         }
         return;
     }
-    for start in (0..batch.num_rows()).step_by(BLOCK_ROWS) {
-        out(wrap(batch.slice(start, BLOCK_ROWS.min(batch.num_rows() - start))));
+    for start in (0..rows).step_by(most) {
+        out(wrap(batch.slice(start, most.min(rows - start))));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::builder::{ListBuilder, StringBuilder};
+    use arrow_array::{ListArray, StringViewArray};
+    use std::sync::Arc;
+
+    fn lists(rows: usize, bytes: usize) -> ListArray {
+        let mut lists = ListBuilder::new(StringBuilder::new());
+        for _ in 0..rows {
+            lists.values().append_value("x".repeat(bytes));
+            lists.append(true);
+        }
+        lists.finish()
+    }
+
+    #[test]
+    fn parts_of_lists_and_views_weigh_what_they_hold() {
+        let views = StringViewArray::from_iter_values((0..64).map(|_| "y".repeat(1_000)));
+        let columns: Vec<ArrayRef> = vec![Arc::new(lists(64, 1_000)), Arc::new(views)];
+        let named = ["lists", "views"].into_iter().zip(columns);
+        let batch = RecordBatch::try_from_iter(named).unwrap();
+        let whole = bytes_of(&batch);
+        let parts: Vec<usize> = (0..64).map(|row| bytes_of(&batch.slice(row, 1))).collect();
+        assert!(whole > 2 * 64_000 && parts.iter().all(|part| (2_000..2_100).contains(part)), "{whole}: {parts:?}");
+    }
+
+    #[test]
+    fn blocks_that_are_sent_end_by_their_bytes_too() {
+        let batch = RecordBatch::try_from_iter([("lists", Arc::new(lists(200, 1 << 20)) as ArrayRef)]).unwrap();
+        let mut rows = Vec::new();
+        send(batch.clone(), Output::Rows, &mut |output| {
+            let (Output::Rows(part) | Output::Late(part)) = output;
+            assert!(bytes_of(&part) <= BLOCK_BYTES + (1 << 20));
+            rows.push(part.num_rows());
+        });
+        assert_eq!((rows.iter().sum::<usize>(), rows.len()), (200, 4));
+        assert_eq!(block_rows(&batch.slice(0, 60)), BLOCK_ROWS);
     }
 }

@@ -148,7 +148,12 @@ impl Rolled {
 
     /// Takes a table away that was added.
     fn part(&mut self, group_by: &mut GroupBy, table: &Table) -> Result<(), OpError> {
+        let size = self.sum.positions();
         group_by.roll(&mut self.sum, table, true)?;
+        // Rows that were left out come back, or might: room is made for all.
+        if self.sum.positions() != size {
+            self.first.clear();
+        }
         if let Some(word) = self.word {
             let Self { sum, first, most, .. } = self;
             first.retain(|&at| sum.row(at)[word] == *most);

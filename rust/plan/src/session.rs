@@ -32,7 +32,7 @@ use crate::op::{Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take
 use crate::panes::CHUNK_BYTES;
 use crate::record::Shape;
 use crate::state::sessions_of;
-use crate::window::event_times;
+use crate::window::{beyond, event_times};
 use crate::wire::{Reader, put_blob, put_i64, put_u32};
 
 const TAG: u8 = b'W';
@@ -68,8 +68,25 @@ impl Session {
 
 type Open = SmallVec<[Session; 1]>;
 
+fn bytes_of(sessions: &[Session]) -> usize {
+    sessions.iter().map(Session::bytes).sum()
+}
+
+/// Puts sessions in the place of others, as [`Sessions::change`] wants to be told.
+fn replace(now: &mut Open, then: Open) -> ((), usize, usize) {
+    let (gone, come) = (bytes_of(now), bytes_of(&then));
+    *now = then;
+    ((), gone, come)
+}
+
 /// What a key is found by: its hash, whether it is the null, and its bytes, if it has any beside its hash.
 type Name<'a> = (u64, bool, &'a [u8]);
+
+/// Of a row of a block. A null has no bytes: those that lie under it say nothing.
+fn name_of<'a>(keys: &'a Keys, hashes: &[u64], row: usize) -> Name<'a> {
+    let null = keys.is_null(row);
+    (hashes[row], null, if null { &[] } else { keys.bytes(row) })
+}
 
 struct Key {
     hash: u64,
@@ -152,8 +169,10 @@ impl Sessions {
         })
     }
 
-    /// Changes the sessions of a key, and keeps count.
-    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open) -> T) -> T {
+    /// Changes the sessions of a key, and keeps count. What `change` says beside is what it has changed: bytes of sessions before, and after.
+    ///
+    /// Cost: that of what changes, however many sessions of the key are open.
+    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open) -> (T, usize, usize)) -> T {
         let key = &mut self.keys[at];
         if let Some(undo) = &mut self.undo
             && !key.touched
@@ -161,9 +180,9 @@ impl Sessions {
             undo.saved.insert(at as u32, key.open.clone());
             key.touched = true;
         }
-        let (before, bytes) = (!key.open.is_empty(), key.open.iter().map(Session::bytes).sum::<usize>());
-        let done = change(&mut key.open);
-        self.bytes = self.bytes + key.open.iter().map(Session::bytes).sum::<usize>() - bytes;
+        let before = !key.open.is_empty();
+        let (done, gone, come) = change(&mut key.open);
+        self.bytes = self.bytes + come - gone;
         self.live = self.live + usize::from(!key.open.is_empty()) - usize::from(before);
         if let Some(first) = key.open.first() {
             self.earliest = self.earliest.min(first.last + self.gap_us);
@@ -208,6 +227,7 @@ impl Sessions {
         self.change(at, |open| {
             let begin = open.partition_point(|one| first - one.last > gap);
             let end = begin + open[begin..].iter().take_while(|one| one.first - last <= gap).count();
+            let gone = bytes_of(&open[begin..end]);
             let mut joined = open.drain(begin..end);
             let mut session = joined.next().unwrap_or_else(|| Session {
                 first,
@@ -223,8 +243,9 @@ impl Sessions {
             done = done.and(session.add(&shape, (words, blobs), from));
             session.first = session.first.min(first);
             session.last = session.last.max(last);
+            let come = session.bytes();
             open.insert(begin, session);
-            done
+            (done, gone, come)
         })
     }
 
@@ -247,7 +268,11 @@ impl Sessions {
                 give(session, (key.hash, key.null, &key.name))?;
             }
             if count > 0 {
-                self.change(at, |open| drop(open.drain(..count)));
+                self.change(at, |open| {
+                    let gone = bytes_of(&open[..count]);
+                    drop(open.drain(..count));
+                    ((), gone, 0)
+                });
             }
             earliest = self.keys[at].open.first().map_or(earliest, |first| earliest.min(first.last + gap));
         }
@@ -320,7 +345,8 @@ impl Sessions {
     fn name<'a>(&self, hash: u64, key: &'a [u8]) -> Result<Name<'a>, StateFault> {
         let null = match key.first() {
             Some(0) => false,
-            Some(1) if self.shape.key.has_null() && key.len() == 1 => true,
+            // Early releases wrote the bytes that lay under a null, too.
+            Some(1) if self.shape.key.has_null() => return Ok((hash, true, &[])),
             _ => return Err(StateFault::Corrupt { what: "the key of a session" }),
         };
         match key.len() > 1 && !self.shape.key.has_bytes() {
@@ -438,7 +464,7 @@ impl Sessions {
     fn set(&mut self, name: Name<'_>, open: Open, changed: bool) {
         let at = self.place(name);
         let stays = open.clone();
-        self.change(at, |now| *now = open);
+        self.change(at, |now| replace(now, open));
         if let Some(undo) = &mut self.undo {
             self.keys[at].touched = changed;
             match changed {
@@ -523,7 +549,7 @@ impl Sessions {
         };
         self.fired = undo.fired;
         for (at, open) in undo.saved {
-            self.change(at as usize, |now| *now = open);
+            self.change(at as usize, |now| replace(now, open));
             self.keys[at as usize].touched = false;
         }
         self.purge();
@@ -557,7 +583,7 @@ impl SessionOp {
 
     /// The rows by key and time, which session each is of, and the sessions.
     fn cut(&self, keys: &Keys, hashes: &[u64], times: &[i64], mut rows: Vec<u32>) -> (Vec<u32>, Vec<u32>, Vec<Local>) {
-        let name = |row: u32| (hashes[row as usize], keys.is_null(row as usize), keys.bytes(row as usize));
+        let name = |row: u32| name_of(keys, hashes, row as usize);
         rows.sort_unstable_by_key(|&row| (hashes[row as usize], times[row as usize], row));
         // Keys with one hash are seldom several: only then they are told apart by what they are.
         rows.chunk_by_mut(|&a, &b| hashes[a as usize] == hashes[b as usize]).for_each(|run| {
@@ -619,6 +645,10 @@ impl KeyedOp for SessionOp {
             let lost = absent.next_if_eq(&row).is_some() || self.is_late(time);
             if lost { late.push(row) } else { rows.push(row) }
         }
+        let bounds = |time: i64| self.event_time.from_us(time).and(self.event_time.from_us(time + self.gap_us));
+        if let Some(&row) = rows.iter().find(|&&row| bounds(times[row as usize]).is_none()) {
+            return Err(beyond(&self.group_by.step, &self.event_time, self.event_time.column, batch, row));
+        }
         let (rows, of, local) = self.cut(&keys, hashes, &times, rows);
         let (words, blobs) = self.fill(&inputs, &rows, &of, local.len())?;
         for (number, session) in (0u32..).zip(&local) {
@@ -626,7 +656,7 @@ impl KeyedOp for SessionOp {
             let bin = bin_among(bins, cut, hashes[row]);
             let state = sessions_of(bins, bin)?;
             state.set_fired(self.watermark);
-            let name = (hashes[row], keys.is_null(row), keys.bytes(row));
+            let name = name_of(&keys, hashes, row);
             let merged = state.merge(name, (session.first, session.last), number, (&words, &blobs));
             merged.map_err(|(at, _)| self.group_by.wrapped(at))?;
         }

@@ -28,7 +28,7 @@ use crate::op::{
 use crate::panes::CHUNK_BYTES;
 use crate::row_format;
 use crate::state::groups_of;
-use crate::window::{Cut, Windows, event_times};
+use crate::window::{Cut, Windows, beyond, event_times};
 use crate::wire::{Reader, put_blob, put_i64};
 
 const TAG: u8 = b'T';
@@ -157,13 +157,7 @@ impl Top {
         let mut absent = absent.into_iter().peekable();
         let (mut rows, mut starts, mut ends, mut valid) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let bound = |row: u32, us: i64| {
-            let out_of_range = || OpError::EventTime {
-                step: step.clone(),
-                column: event_time.name.clone(),
-                row: row as usize,
-                value: us,
-            };
-            event_time.from_us(us).ok_or_else(out_of_range)
+            event_time.from_us(us).ok_or_else(|| beyond(step, event_time, event_time.column, batch, row))
         };
         // Of rows that come together nearly all are in the same windows.
         let (mut within, mut bounds) = (0..0, Vec::new());

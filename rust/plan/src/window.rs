@@ -287,6 +287,14 @@ pub(crate) fn event_times(
     Ok((times, absent))
 }
 
+/// The bounds of a row's window are no values of its event time's type: nanoseconds end in 1677 and 2262.
+#[cold]
+pub(crate) fn beyond(step: &StepName, event_time: &EventTime, at: usize, batch: &RecordBatch, row: u32) -> OpError {
+    let codes = column::codes(batch.column(at)).expect("event time has codes");
+    let (row, column) = (row as usize, event_time.name.clone());
+    OpError::EventTime { step: step.clone(), column, row, value: codes.values[row] }
+}
+
 /// See the module.
 pub(crate) struct WindowOp {
     group_by: GroupBy,
@@ -486,6 +494,12 @@ impl KeyedOp for WindowOp {
             if time < open {
                 too_late.extend(these);
                 continue;
+            }
+            // A window that could not be told of would end the run when it closes, again after each restart.
+            let first = self.windows.instant(self.windows.first_start(self.windows.pane(time)));
+            let last = self.windows.instant(self.windows.last_start(time) + self.windows.size_us());
+            if self.event_time.from_us(first).and(self.event_time.from_us(last)).is_none() {
+                return Err(beyond(&self.group_by.step, &self.event_time, self.event_time.column, batch, these.start));
             }
             rows.extend(these);
             panes.push(self.windows.pane(time));

@@ -24,6 +24,7 @@ use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
 use arrow_array::{
     Array, ArrayRef, GenericStringArray, OffsetSizeTrait, RecordBatch as Batch, StructArray, make_array,
 };
+use arrow_buffer::ArrowNativeType;
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
 use pyo3::prelude::*;
@@ -287,25 +288,52 @@ pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
     ))
 }
 
-/// The batch, when its text columns hold UTF-8: producers promise it and do not always check it, and everything after relies on it.
+/// The batch, when its texts are UTF-8, also those within other types: producers promise it and do not always check it, and everything after relies
+/// on it.
 fn readable(batch: Batch) -> PyResult<Batch> {
     for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
-        let row = match column.data_type() {
-            DataType::Utf8 => unreadable(column.as_string::<i32>()),
-            DataType::LargeUtf8 => unreadable(column.as_string::<i64>()),
-            _ => None,
-        };
-        if let Some(row) = row {
-            let message =
-                format!("column {:?} holds text in row {row} that is not UTF-8: read it as binary", field.name());
+        if let Some(row) = unreadable(column) {
+            let place = if field.data_type().is_nested() { String::new() } else { format!(" in row {row}") };
+            let message = format!("column {:?} holds text{place} that is not UTF-8: read it as binary", field.name());
             return Err(errors::raise(Kind::Schema, &message));
         }
     }
     Ok(batch)
 }
 
+/// The first value with text that is not UTF-8; of nested types one of its children's.
+fn unreadable(column: &ArrayRef) -> Option<usize> {
+    let within = |values: &ArrayRef, from: usize, to: usize| unreadable(&values.slice(from, to - from));
+    match column.data_type() {
+        DataType::Utf8 => unreadable_text(column.as_string::<i32>()),
+        DataType::LargeUtf8 => unreadable_text(column.as_string::<i64>()),
+        DataType::Utf8View => {
+            let bytes = column.as_string_view().clone().to_binary_view();
+            (0..bytes.len()).find(|&row| bytes.is_valid(row) && std::str::from_utf8(bytes.value(row)).is_err())
+        }
+        DataType::Dictionary(..) => unreadable(column.as_any_dictionary().values()),
+        DataType::Struct(_) => column.as_struct().columns().iter().find_map(unreadable),
+        DataType::List(_) => {
+            let (lists, at) = (column.as_list::<i32>(), column.as_list::<i32>().value_offsets());
+            within(lists.values(), at[0].as_usize(), at[lists.len()].as_usize())
+        }
+        DataType::LargeList(_) => {
+            let (lists, at) = (column.as_list::<i64>(), column.as_list::<i64>().value_offsets());
+            within(lists.values(), at[0].as_usize(), at[lists.len()].as_usize())
+        }
+        DataType::Map(..) => {
+            let maps = column.as_map();
+            let at = maps.value_offsets();
+            let entries: ArrayRef = Arc::new(maps.entries().clone());
+            within(&entries, at[0].as_usize(), at[maps.len()].as_usize())
+        }
+        DataType::FixedSizeList(..) => unreadable(column.as_fixed_size_list().values()),
+        _ => None,
+    }
+}
+
 /// The first row that is not UTF-8. One pass over the bytes of all rows at once, row by row only where they are not plain ASCII.
-fn unreadable<O: OffsetSizeTrait>(column: &GenericStringArray<O>) -> Option<usize> {
+fn unreadable_text<O: OffsetSizeTrait>(column: &GenericStringArray<O>) -> Option<usize> {
     let offsets = column.value_offsets();
     let at = |row: usize| offsets[row].as_usize();
     let bytes = column.value_data();

@@ -76,7 +76,8 @@ pub(crate) fn deal(
     for input in inputs {
         let mut row = input.rows_before;
         for batch in input.batches {
-            let most = slice_rows.min(batch.num_rows().div_ceil(workers).max(LEAST_SHARE));
+            let share = batch.num_rows().div_ceil(workers).max(LEAST_SHARE);
+            let most = slice_rows.min(share).min(batch.block_rows());
             let mut offset = 0;
             while offset < batch.num_rows() {
                 let rows = most.min(batch.num_rows() - offset);

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use penstock_dataflow::BoxError;
 
+use crate::op::block_rows;
+
 /// Rows that a host keeps somewhere.
 pub trait Stored: Send + Sync + fmt::Debug {
     /// How many.
@@ -46,6 +48,14 @@ impl Rows {
         match self {
             Rows::Here(batch) => batch.num_rows(),
             Rows::Stored(stored) => stored.num_rows(),
+        }
+    }
+
+    /// Rows that a block of them may have, so that it is no larger than what goes between processes; stored rows are a block.
+    pub(crate) fn block_rows(&self) -> usize {
+        match self {
+            Rows::Here(batch) => block_rows(batch),
+            Rows::Stored(stored) => stored.num_rows().max(1),
         }
     }
 

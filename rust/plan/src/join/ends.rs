@@ -30,11 +30,14 @@ pub(super) struct Ends {
     spare: Vec<Vec<u64>>,
     /// Hashes for which all lists together have memory.
     room: usize,
+    /// Hashes, of which several may be the same.
+    len: usize,
 }
 
 impl Ends {
     #[inline]
     pub(super) fn push(&mut self, end: i64, hash: u64) {
+        self.len += 1;
         let same = match self.by_end.entry(end) {
             Entry::Vacant(vacant) => {
                 vacant.insert(Same::One(hash));
@@ -77,6 +80,7 @@ impl Ends {
                 (hashes.pop(), hashes.len())
             }
         };
+        self.len -= 1;
         if left == 0
             && let Same::Many { hashes: empty, .. } = first.remove()
         {
@@ -86,6 +90,12 @@ impl Ends {
             }
         }
         hash
+    }
+
+    /// How many there are.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     /// Memory that it takes, about.
@@ -127,6 +137,7 @@ mod tests {
                 let spare = ends.spare.iter().map(|list| (0, list.capacity()));
                 let (len, room) = lists.chain(spare).fold((0, 0), |(len, room), (l, r)| (len + l, room + r));
                 prop_assert_eq!((len, room), (heap.len(), ends.room));
+                prop_assert_eq!(ends.len(), heap.len());
             }
         }
     }

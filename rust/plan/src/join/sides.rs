@@ -39,6 +39,8 @@ const VERSION: u8 = 1;
 const ENTRIES_VERSION: u8 = 1;
 /// Entries for which the log keeps its memory.
 const LOG_KEPT: usize = 1 << 10;
+/// Entries of `due` that are not worth being looked through.
+const LEAST_DUE: usize = 64;
 /// Where more rows wait on behind a watermark they get an index.
 const WAIT_ON: usize = if cfg!(test) { 4 } else { 256 };
 
@@ -413,6 +415,13 @@ impl Sides {
         if end < key.due {
             key.due = end;
             self.due.push(end, key.hash);
+        }
+        // Each row of a key that ends before one that stays leaves an entry of that one's behind.
+        if self.due.len() > 2 * self.keys.len() + LEAST_DUE {
+            self.due = Ends::default();
+            for key in self.keys.iter().filter(|key| key.due != i64::MAX) {
+                self.due.push(key.due, key.hash);
+            }
         }
     }
 
@@ -1397,5 +1406,27 @@ mod tests {
                 prop_assert!(is_like(&sides, &twin));
             }
         }
+    }
+
+    /// A row for ever, and one of its key in each epoch: what is known of ends stays as large as what is kept.
+    #[test]
+    fn rows_that_go_leave_no_ends_behind() {
+        let rules = Rules { until: true, ..Rules::new(JoinHow::Inner, Some((0, i64::MAX))) };
+        let mut sides = Sides::new(7, rules);
+        let none = |_: Option<u64>, _: &[u8]| {};
+        for key in 0..4 {
+            assert_eq!(sides.add(0, (key, &[], None), (0, Some(i64::MAX - 1)), &[0; 4], none), Own::Told);
+        }
+        for time in 1..5_000 {
+            for key in 0..4 {
+                let at = sides.find(key, &[]);
+                sides.add(1, (key, &[], at), (time, None), &[1; 4], none);
+            }
+            while sides.fire(time + 1, |_, _| Ok::<_, Infallible>(false)) != Ok(true) {}
+            assert!(sides.due.len() <= 2 * 4 + LEAST_DUE + 1, "{} ends of 4 keys at {time}", sides.due.len());
+        }
+        assert_eq!(sides.rows, 4);
+        while sides.fire(i64::MAX, |_, _| Ok::<_, Infallible>(false)) != Ok(true) {}
+        assert_eq!((sides.rows, sides.due.len()), (0, 0));
     }
 }

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use crate::common::{self, Cell, Cluster, Move};
 use arrow_array::builder::StringBuilder;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
 use arrow_array::*;
-use arrow_schema::{DataType, SchemaRef, TimeUnit};
+use arrow_buffer::{Buffer, NullBuffer};
+use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use penstock_plan::{Emit, OpError};
 use proptest::prelude::*;
@@ -699,4 +702,72 @@ fn a_mark_within_an_epoch_keeps_what_changed_before_it() {
     let (rows, _) = cluster.take();
     let counts: Vec<&[Cell]> = rows.iter().map(|row| &row[..2]).collect();
     assert_eq!(counts, [[Cell::Int(-1), Cell::Int(2)]], "key 1 with two rows, and no other");
+}
+
+fn session_plan(key: DataType, time: DataType, gap_us: i64) -> PlanSpec {
+    let schema = Schema::new(vec![Field::new("k", key, true), Field::new("t", time, true)]);
+    let source = SourceSpec {
+        name: "input".into(),
+        schema: Arc::new(schema),
+        event_time: Some("t".into()),
+        lateness_ms: 0,
+        order_by: vec![],
+        idle_after_ms: None,
+    };
+    let count = AggSpec { name: "n".into(), function: "count".into(), column: None, ..AggSpec::default() };
+    let kind = WindowKind::Session;
+    PlanSpec::line(
+        source,
+        vec![
+            StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
+            StepSpec::Window { kind, size_us: gap_us, every_us: None, offset_us: None, zone: None },
+            StepSpec::Agg { emit: None, aggs: vec![count], operator: None },
+        ],
+    )
+}
+
+/// What lies under a null says nothing: one session, and one that can be read where it comes to.
+#[test]
+fn sessions_of_a_null_key_move_whatever_lies_under_the_null() {
+    let mut cluster = Cluster::new(session_plan(DataType::FixedSizeBinary(4), DataType::Int64, 5_000), 0, 2);
+    let nulls = NullBuffer::from(vec![true, false, false]);
+    let keys = FixedSizeBinaryArray::try_new(4, Buffer::from(b"aaaabbbbcccc"), Some(nulls)).unwrap();
+    let columns: Vec<ArrayRef> = vec![Arc::new(keys), Arc::new(Int64Array::from(vec![1, 2, 3]))];
+    let schema = cluster.plan().sources()[0].schema.clone();
+    cluster.feed(0, RecordBatch::try_new(schema, columns).unwrap()).unwrap();
+    cluster.relocate(&Move { stage: 0, bin: 0, to: 1, through_bytes: true });
+    cluster.close(i64::MAX).unwrap();
+    let counts: Vec<i64> = cluster
+        .rows
+        .iter()
+        .flat_map(|rows| rows.column_by_name("n").unwrap().as_primitive::<Int64Type>().values().to_vec())
+        .collect();
+    assert_eq!((counts.len(), counts.iter().max()), (2, Some(&2)));
+}
+
+/// A window whose end no nanosecond tells is refused with its row, not when it closes.
+#[test]
+fn nanoseconds_near_their_end_are_refused_where_they_come_in() {
+    let nanoseconds = DataType::Timestamp(TimeUnit::Nanosecond, None);
+    let mut windowed = session_plan(DataType::Int64, nanoseconds.clone(), 5_000_000);
+    windowed.steps[1].step = StepSpec::Window {
+        kind: WindowKind::Sliding,
+        size_us: 5_000_000,
+        every_us: Some(5_000_000),
+        offset_us: None,
+        zone: None,
+    };
+    for plan in [session_plan(DataType::Int64, nanoseconds.clone(), 5_000_000), windowed] {
+        let mut cluster = Cluster::new(plan, 1, 1);
+        let schema = cluster.plan().sources()[0].schema.clone();
+        let batch = |times: Vec<i64>| {
+            let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..times.len() as i64));
+            RecordBatch::try_new(schema.clone(), vec![keys, Arc::new(TimestampNanosecondArray::from(times))]).unwrap()
+        };
+        let error = cluster.feed(0, batch(vec![0, i64::MAX])).unwrap_err().to_string();
+        assert!(error.contains("event time 9223372036854775807 in column 't', row 1, is out of range"), "{error}");
+        cluster.feed(0, batch(vec![0, i64::MAX - 20_000_000_000])).unwrap();
+        cluster.close(i64::MAX).unwrap();
+        assert_eq!(cluster.rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 2);
+    }
 }

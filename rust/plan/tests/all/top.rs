@@ -212,6 +212,48 @@ proptest! {
         });
     }
 
+    /// The same over sums of panes that come to the limits of their tables, and shrink.
+    #[test]
+    fn hot_items_of_panes_of_many_keys(
+        panes in prop::collection::vec(prop::collection::vec((0i64..64, 1usize..3), 0..24), 4..24), every in 1i64..3, bits in 0u8..2,
+    ) {
+        let count = AggSpec { name: "num".into(), function: "count".into(), column: None, ..AggSpec::default() };
+        let size = 4 * every;
+        let mut cluster = Cluster::new(plan(vec![
+            StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },
+            window(size, every),
+            StepSpec::Agg { emit: None, aggs: vec![count], operator: None },
+            StepSpec::Top { n: 1, by: "num".into(), descending: true, per: Per::Window, operator: None },
+        ]), bits, 1);
+        let mut open: BTreeMap<i64, BTreeMap<i64, i64>> = BTreeMap::new();
+        for (at, pane) in panes.iter().map(Some).chain([None]).enumerate() {
+            let time = at as i64 * every;
+            let bids: Vec<Bid> = pane.into_iter().flatten()
+                .flat_map(|&(auction, times)| vec![Bid { time: Some(time), auction, price: None }; times])
+                .collect();
+            for bid in &bids {
+                for start in starts(time, size, every) {
+                    *open.entry(start).or_default().entry(bid.auction).or_default() += 1;
+                }
+            }
+            let after = if pane.is_some() { (time + every) * 1_000 } else { i64::MAX };
+            cluster.feed(0, batch(&bids)).unwrap();
+            cluster.close(after).unwrap();
+            let mut expected = Vec::new();
+            open.retain(|&start, counts| {
+                let ended = after == i64::MAX || (start + size) * 1_000 <= after;
+                if ended {
+                    let counts: Vec<(i64, i64)> = counts.iter().map(|(&auction, &num)| (auction, num)).collect();
+                    for (auction, num) in best(1, true, &counts, |count| Some(count.1)) {
+                        expected.push([start, start + size, auction, num].map(|value| Cell::Int(value.into())).to_vec());
+                    }
+                }
+                !ended
+            });
+            assert_eq!(cluster.take().0, bags(expected));
+        }
+    }
+
     /// Groups without a window speak at the end of input.
     #[test]
     fn columns_and_everything(
