@@ -54,8 +54,9 @@ pytestmark = [
 SEED = int(os.environ.get("PENSTOCK_SEED", "13"))
 PARTITIONS = 4
 KEYS = 5_000
-#: Bids of a batch at most, batches of a scenario at least and at most, and how many of them wait in the topic.
-ROWS, LEAST, MOST, AHEAD = 8_000, 26, 80, 4
+#: Bids of a record, records of a batch at most, batches of a scenario at least and at most, and how many of them wait
+#: in the topic. Batches that are half full have more rows, too, than come by way of the driver: there are feed tasks.
+BIDS, RECORDS, LEAST, MOST, AHEAD = 8, 3_000, 26, 80, 4
 #: Seconds that one scenario may take after its parts are up.
 PATIENCE_S = 420.0
 #: Of the store that speaks S3, for who reads its environment.
@@ -63,14 +64,18 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "real", "AWS_SECRET_ACCESS_KEY": "real"}
 FAILED = ROOT / "target" / "test-real"
 
 
-def oracle(bids: list[list[tuple[int, int]]], ends: list[dict[int, int]]) -> list[dict[int, tuple[int, int]]]:
+#: (auction, price) of each bid of a record.
+Record = list[tuple[int, int]]
+
+
+def oracle(bids: list[list[Record]], ends: list[dict[int, int]]) -> list[dict[int, tuple[int, int]]]:
     """Of each batch the counts and sums of the keys in it, with all before, by the offsets where it ended."""
     state: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     found, at = [], [0] * len(bids)
     for end in ends:
         touched = set()
         for partition, offset in end.items():
-            for auction, price in bids[partition][at[partition] : offset]:
+            for auction, price in (bid for record in bids[partition][at[partition] : offset] for bid in record):
                 n, total = state[auction]
                 state[auction] = n + 1, total + price
                 touched.add(auction)
@@ -108,8 +113,8 @@ class Feeder(threading.Thread):
     def __init__(self, broker: str, topic: str, batches: Callable[[], int]) -> None:
         super().__init__(daemon=True)
         self.broker, self.topic, self.batches = broker, topic, batches
-        #: (auction, price) by partition, in the order of their offsets; few auctions have most bids.
-        self.bids: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
+        #: By partition, in the order of their offsets; few auctions have most bids.
+        self.bids: list[list[Record]] = [[] for _ in range(PARTITIONS)]
         self.error: BaseException | None = None
         self.enough, self.stop = threading.Event(), threading.Event()
 
@@ -130,11 +135,15 @@ class Feeder(threading.Thread):
             while number > self.batches() + AHEAD:
                 if self.stop.wait(0.2):
                     return
-            for _ in range(ROWS):
-                auction, price = min(chance.randrange(KEYS), chance.randrange(KEYS)), chance.randrange(1, 1_000_000)
+            for _ in range(RECORDS):
+                record = [
+                    (min(chance.randrange(KEYS), chance.randrange(KEYS)), chance.randrange(1, 1_000_000))
+                    for _ in range(BIDS)
+                ]
                 partition = chance.randrange(PARTITIONS)
-                self.bids[partition].append((auction, price))
-                producer.send(self.topic, f"{auction},{price}".encode(), partition=partition)
+                self.bids[partition].append(record)
+                text = ";".join(f"{auction},{price}" for auction, price in record)
+                producer.send(self.topic, text.encode(), partition=partition)
             producer.flush()
         producer.close()
 
@@ -200,19 +209,37 @@ class Driver:
     def executors(self) -> list[int]:
         return [pid for pid in sorted(descendants(self.popen.pid)) if "CoarseGrainedExecutorBackend" in command_of(pid)]
 
-    def feeder(self, known: set[str]) -> int | None:
-        """A Python worker that sends rows to a member now; `known` are sockets of others, which this adds to."""
+    def feeder(self) -> int | None:
+        """A Python worker that sends rows to a member now."""
         members = dict(self.members)
-        # Looked at first: a feed of few rows is connected for some hundredths of a second.
-        fresh = connections(set(members.values())) - known
-        if not fresh:
-            return None
-        for pid in descendants(self.popen.pid) - set(members):
+        connected = connections(set(members.values()))
+        for pid in descendants(self.popen.pid) - set(members) if connected else ():
             words = command_of(pid)
-            if "pyspark.daemon" in words and "java" not in words and sockets(pid) & fresh:
+            if "pyspark.daemon" in words and "java" not in words and sockets(pid) & connected:
                 return pid
-        known |= fresh
         return None
+
+    def kill_feeder(self) -> int | None:
+        """Kills a Python worker that sends rows to a member, if one begins to in the next second.
+
+        A feed is connected for some hundredths of a second. Members that stand still let it wait; a batch beyond
+        its feed waits, too, so they go on before the next try.
+        """
+        members = [pid for pid, _ in self.members]
+        for pid in members:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            deadline = time.monotonic() + 1.0
+            while time.monotonic() < deadline:
+                if pid := self.feeder():
+                    os.kill(pid, signal.SIGKILL)
+                    return pid
+                time.sleep(0.01)
+            return None
+        finally:
+            for pid in members:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def kill(self) -> list[int]:
         """All at once: Python, its JVM. The executors and members are left to notice; their pids."""
@@ -261,7 +288,7 @@ class Scenario:
             "jars": [str(PARTS / "spark-4.0")],
             "kafka": broker,
             "topic": self.topic,
-            "rows": ROWS,
+            "records": RECORDS,
             "workers": 2,
             "checkpoint": checkpoint,
             **sink,
@@ -335,9 +362,7 @@ class Scenario:
 
     def feed(self) -> None:
         assert self.driver is not None
-        driver, known = self.driver, set[str]()
-        pid = driver.until(lambda: driver.feeder(known), "a feed task", 60, 0.002)
-        os.kill(pid, signal.SIGKILL)
+        pid = self.driver.until(self.driver.kill_feeder, "a feed task", 60, self.chance.uniform(0.1, 0.4))
         self.note(f"feed worker {pid}")
 
     def executor(self) -> None:
@@ -389,7 +414,7 @@ class Scenario:
 
     def tell(self, equal: bool, rows: int, batches: int) -> None:
         print(
-            f"\n{self.name}: seed {self.seed}, {batches} batches of {sum(map(len, self.bids))} events,"
+            f"\n{self.name}: seed {self.seed}, {batches} batches of {BIDS * sum(map(len, self.bids))} events,"
             f" {rows} rows in the table, {'EQUAL to the oracle' if equal else 'NOT EQUAL'}, {self.seconds:.0f} s;"
             f" kill -9 and rescale: {', '.join(self.done) or 'none'}",
             flush=True,
