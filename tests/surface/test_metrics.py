@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from engine_support import refuses, wait_for
 from metrics_support import parse
 from penstock.errors import ConfigError
+from penstock.report._timeline import per_worker
 from penstock.spark._engine import scrape
 from penstock.spark._engine.journal import FIELDS, tell
 from penstock.spark._engine.metrics import CONTENT_TYPE, FAMILIES, Counters, Family, Sample, page
@@ -170,3 +172,21 @@ def test_an_answer_that_was_long_under_way_takes_nothing_back() -> None:
         return int(row["rows"])
 
     assert [told(1, 10), told(2, 3), told(1, 10), told(2, 5)] == [10, 13, 13, 15]
+
+
+def test_a_generation_that_ended_and_the_next_in_one_answer_are_one_sample() -> None:
+    """With the state of the one and the rows of both: two samples of one moment were added up."""
+    recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
+    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={})
+
+    def of(generation: int, rows: int) -> dict[str, Any]:
+        counts = {"keys": rows, "state_bytes": 100, "rows": rows, "late_rows": 0, "epochs": 1}
+        group = {"workers": [{"worker": 0, "bins": [4], **counts}], "slices": [], "moves": []}
+        return {"generation": generation, "group": group}
+
+    for told in ({"ended": [of(1, 10)], **of(2, 3)}, {"ended": [of(2, 5)]}):
+        body = {"queries": {"q": told}}
+        recorder._take(SimpleNamespace(lost=None, failure=None, member=member, body=body))  # type: ignore[arg-type]
+    samples = recorder.timeline({}).workers
+    assert [(one.bins, one.keys, one.state_bytes, one.rows) for one in samples] == [(4, 3, 100, 13), (4, 5, 100, 15)]
+    assert [one.state_bytes for one in per_worker(samples)[0]] == [100, 100]

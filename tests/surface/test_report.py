@@ -105,6 +105,8 @@ def test_workers_add_up_over_queries_at_equal_moments() -> None:
     summed = per_worker(both)
     assert [(s.bins, s.keys, s.state_bytes, s.rows) for s in summed[0]] == [(2, 4, 6, 8)]
     assert len(summed[1]) == 1
+    again = WorkerSample(T0, 0, 5, 5, 5, 5, "b")
+    assert [(s.bins, s.rows) for s in per_worker([*both, again])[0]] == [(6, 9)], "the later of a query replaces"
 
 
 def test_rows_of_a_query_that_begins_again_are_not_counted_twice() -> None:

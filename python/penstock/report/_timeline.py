@@ -325,12 +325,12 @@ def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[
 def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSample]]:
     """Samples by worker, each list in time order, queries added up at equal moments.
 
-    The rows of a query that is not told of at one moment, since its workers begin again, are those told before.
+    Of two samples of a query at one moment the later counts. The rows of a query that is not told of at one moment,
+    since its workers begin again, are those told before.
     """
     summed: dict[tuple[int, float], dict[str, WorkerSample]] = {}
     for sample in samples:
-        own = summed.setdefault((sample.worker, sample.at), {})
-        own[sample.query] = _add(own[sample.query], sample) if sample.query in own else sample
+        summed.setdefault((sample.worker, sample.at), {})[sample.query] = sample
     result: dict[int, list[WorkerSample]] = {}
     rows: dict[tuple[int, str], int] = {}
     for (worker, _), own in sorted(summed.items()):

@@ -268,25 +268,37 @@ class Recorder:
                 continue
             # A generation may have ended since the last time, or have come and gone.
             told = [*figures.get("ended", ()), *([figures] if "group" in figures else ())]
+            shown: dict[int, WorkerSample] = {}
             for one in told:
-                self._group(call.member, name, int(one["generation"]), one["group"], at)
+                shown |= self._group(call.member, name, int(one["generation"]), one["group"], at)
+            # Of a worker with an earlier life in one answer the timeline has what it is now: it is one worker.
+            self._samples.extend(shown.values())
 
-    def _group(self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float) -> None:
+    def _group(
+        self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float
+    ) -> dict[int, WorkerSample]:
+        """Enter what a generation tells; returns the samples of its workers, which are for the caller to keep."""
+        found: dict[int, WorkerSample] = {}
         with self._lock:
             for worker in group["workers"]:
-                self._worker(member, query, generation, worker, at)
+                sample = self._worker(member, query, generation, worker, at)
+                if sample is not None:
+                    found[sample.worker] = sample
             for sample in group["slices"]:
                 self._slices.append(Slice(sample["ended_ns"] / 1e9, sample["latency_ns"], sample["rows"]))
             for move in group["moves"]:
                 self._moves.append({"query": query, "at": int(move["at_ns"]), **move})
                 self._moved[query] = self._moved.get(query, 0) + int(move["bytes"])
+        return found
 
-    def _worker(self, member: Member, query: str, generation: int, worker: Mapping[str, Any], at: float) -> None:
+    def _worker(
+        self, member: Member, query: str, generation: int, worker: Mapping[str, Any], at: float
+    ) -> WorkerSample | None:
         key = (query, int(worker["worker"]))
         before = self._latest.get(key)
         known, rows, late = self._earlier.get(key, (generation, 0, 0))
         if generation < known:
-            return  # an answer that was long under way: what it tells is over
+            return None  # an answer that was long under way: what it tells is over
         if before is not None and known != generation:
             rows, late = before["rows"], before["late_rows"]
         self._earlier[key] = (generation, rows, late)
@@ -303,7 +315,6 @@ class Recorder:
             int(staging.get("memory_bytes", 0)),
             int(staging.get("disk_bytes", 0)),
         )
-        self._samples.append(load)
         self._latest[key] = {
             "query": query,
             "worker": load.worker,
@@ -330,3 +341,4 @@ class Recorder:
             "refused_connections": member.process.get("refused_connections"),
             "at": at,
         }
+        return load
