@@ -283,6 +283,41 @@ def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
 
 
+def _migration(unit: str, ours: float, **conditions: Any) -> Line:
+    told = {"strategy": "fluid", "rest_p999_ms": 0.5, "of_allowed": 0.02}
+    found = line("migration", "tcp fluid vs x", unit, "lower", Paired([ours], [40.0]), Options(), told | conditions)
+    return dict(found)
+
+
+def test_a_migration_that_is_not_above_rest_has_no_ratio(tmp_path: Path) -> None:
+    """The page and the table say so; a line without a ratio that gives no reason is damaged."""
+    nothing = {"no_ratio": "not above rest", "paired_ratio": None, "paired_ratio_range": None}
+    quiet = _migration("ms at most", 1.5, **nothing) | {"ratio": None}
+    record.write(tmp_path, "migration", [quiet, _migration("ms at most", 5.0)])
+    assert record.read(tmp_path, "migration") == json.loads(json.dumps([quiet, _migration("ms at most", 5.0)]))
+    page = (tmp_path / "README.md").read_text()
+    assert "| 1.5 (1.5) | 40 (40) | **not above rest** | 1 |" in page and "**8x** (8x)" in page
+    assert table("migration", [quiet]).columns[4]._cells[0].plain == "not above rest"  # type: ignore[union-attr]
+    bare = dict(quiet["conditions"])
+    del bare["no_ratio"]
+    (tmp_path / "migration.jsonl").write_text(json.dumps(quiet | {"conditions": bare}))
+    with pytest.raises(ConfigError, match="does not hold results"):
+        record.read(tmp_path, "migration")
+
+
+def test_migrations_of_an_older_version_are_told_as_what_they_are(tmp_path: Path) -> None:
+    """What is at the floor has no ratio; what rest alone takes is not judged; the page says how they were taken."""
+    lines = [_migration("ms more", 0.05), _migration("ms more", 2.0), _migration("ms more", 2.0, rest_p999_ms=1.0)]
+    lines.append(_migration("ms more", 2.0, rest_p999_ms=1.0, of_allowed=2.0))
+    record.write(tmp_path, "migration", lines)
+    floor, above, lost, missed = record.read(tmp_path, "migration")
+    assert floor["ratio"] is None and floor["conditions"]["no_ratio"] == "not above rest"
+    assert above["ratio"] == 20.0 and above["conditions"]["of_allowed"] == 0.02
+    assert [verdict for _, verdict in targets.judge(lost)] == ["not measured"]
+    assert [verdict for _, verdict in targets.judge(missed)] == ["missed"]
+    assert "figures of an older version: latency more than at rest" in (tmp_path / "README.md").read_text()
+
+
 def _drawn(name: str) -> list[Line]:
     """Lines as the bench of a curve gives them."""
     two = [(workers, kind) for workers in (1, 2) for kind in ("fixed", "adaptive")]

@@ -139,9 +139,9 @@ def _emit(lines: list[Line], as_json: bool) -> Emit:
         if as_json:
             print(json.dumps(line), flush=True)
         else:
-            from penstock_bench.show import figure
+            from penstock_bench.show import ratio
 
-            _tell(f"{line['case']}: {figure(line['ratio'])}x")
+            _tell(f"{line['case']}: {ratio(line)}")
 
     return emit
 

@@ -1,7 +1,8 @@
 """How the benches measure, and the shape of a result.
 
 Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first; a ratio above
-1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient; a pair from
+1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient, None where
+``no_ratio`` of the conditions says why (migrations that are not above rest); a pair from
 which the machine's host took CPU is repeated while there is time, and a line that has one is marked. The twin of
 ``benches/rust/src/harness.rs``.
 """

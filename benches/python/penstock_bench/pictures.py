@@ -163,7 +163,10 @@ def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
 
 
 def _migration(figure: Figure, lines: Sequence[Line]) -> None:
-    """Latency over time for each strategy, in process and over TCP; the greatest latency over the duration of moves."""
+    """Latency over time for each strategy, in process and over TCP; the greatest latency over the duration of moves.
+
+    Lines of an older version have what the moves add to the latency at rest.
+    """
     panels = figure.subplots(1, 3)
     strategies = [name for name in _STRATEGIES if any(line["conditions"]["strategy"] == name for line in lines)]
     for axes, transport in zip(panels, ("threads", "tcp"), strict=False):
@@ -188,11 +191,12 @@ def _migration(figure: Figure, lines: Sequence[Line]) -> None:
     for line in lines:
         facts = line["conditions"]
         style = {"color": _COLORS[strategies.index(facts["strategy"])], "ls": "none", "ms": 5}
+        style["mfc"] = "none" if line["ratio"] is None else style["color"]
         panels[2].plot(facts["duration_s"], line["ours"], "os"[facts["transport"] == "tcp"], **style)
         panels[2].plot(facts["restart_duration_s"], line["peer"], "x", color=_FREE, ms=5)
-    panels[2].set_title("each move: in process (dots), over TCP (squares)", fontsize=10)
+    panels[2].set_title("each move: in process (dots), over TCP (squares); hollow: not above rest", fontsize=8)
     panels[2].set_xlabel("duration, seconds")
-    panels[2].set_ylabel("latency more than at rest, ms")
+    panels[2].set_ylabel("latency more than at rest, ms" if lines[0]["unit"] == "ms more" else "greatest latency, ms")
     panels[2].set_xscale("log")
     _plain(panels[2].xaxis)
     for axes in panels:

@@ -19,7 +19,7 @@ from penstock_bench.catalogue import BENCHES
 from penstock_bench.machine import NOISY
 from penstock_bench.measure import Line
 from penstock_bench.pictures import PICTURES, can_draw, svg
-from penstock_bench.show import figure
+from penstock_bench.show import figure, ratio
 from penstock_bench.targets import TARGETS, judge
 
 __all__ = ["page", "read", "write", "write_page"]
@@ -34,6 +34,7 @@ _TOLD = {
         "stolen_cpu",
         "pairs_again",
         "noisy",
+        "no_ratio",
         "load",
         "commit",
         "pinned",
@@ -50,8 +51,14 @@ Made by `penstock bench NAME --record benches/results` from the `.jsonl` files b
 section is one run of one bench: it names its machine, commit and time, which differ between sections.
 Each line is ours beside a peer, in one run, on the same input and cores, both sides in turn. *Ours* and *peer* are
 medians with their least and greatest value. A *ratio* above 1 means that ours is better by that factor, for times as
-for rates; it is the quotient of the medians, and the range beside it is that of the single pairs.
+for rates; it is the quotient of the medians, and the range beside it is that of the single pairs. Where ours cannot be
+told from what there is anyway, there is no ratio but a word on why.
 """
+
+#: Milliseconds that a migration may add where rest takes less, by strategy; in lines that do not say it themselves.
+_ALLOWED_MS = {"all-at-once": 10.0, "batched": 5.0, "fluid": 1.0}
+#: What such lines say for a figure that was below it.
+_FLOOR_MS = 0.05
 
 
 def read(folder: Path, bench: str) -> list[Line]:
@@ -67,11 +74,40 @@ def read(folder: Path, bench: str) -> list[Line]:
         return []
     try:
         lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-        if not all(isinstance(line["conditions"], dict) and line["ratio"] > 0 for line in lines):
+        if not all(isinstance(line["conditions"], dict) and _has_ratio(line) for line in lines):
             raise ValueError
+        return [_as_known_today(line) for line in lines]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} does not hold results of a bench; delete it") from error
-    return lines
+
+
+def _has_ratio(line: Line) -> bool:
+    """Whether a line has a ratio, or says why not."""
+    return bool(line["conditions"]["no_ratio"] if line["ratio"] is None else line["ratio"] > 0)
+
+
+def _as_known_today(line: Line) -> Line:
+    """A line of an older version of its bench, told as what it is.
+
+    Migrations were recorded by what they add to the latency at rest, at least `_FLOOR_MS`, which is no figure to make a
+    ratio of; and they were judged where rest alone takes what they may add, and more than what they did.
+    """
+    if line["name"] != "migration" or line["unit"] != "ms more":
+        return line
+    conditions = line["conditions"] | {
+        "figures": (
+            f"of an older version: latency more than at rest, {_FLOOR_MS} ms where it is less; of the peer too"
+            " little, as part of its pause was taken for rest"
+        )
+    }
+    rest = conditions.get("rest_p999_ms", 0.0)
+    is_missed = conditions.get("of_allowed", 0.0) > 1 and line["ours"] > rest
+    if rest >= _ALLOWED_MS.get(conditions.get("strategy", ""), 0.0) and not is_missed:
+        conditions.pop("of_allowed", None)
+    if line["ours"] > _FLOOR_MS:
+        return line | {"conditions": conditions}
+    nothing = {"no_ratio": "not above rest", "paired_ratio": None, "paired_ratio_range": None}
+    return line | {"ratio": None, "conditions": conditions | nothing}
 
 
 def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
@@ -131,7 +167,7 @@ def _bench(lines: Sequence[Line]) -> str:
                 line["unit"],
                 _with_range(line["ours"], line["ours_range"]),
                 _with_range(line["peer"], line["peer_range"]),
-                f"**{figure(line['ratio'])}x**" + (f" ({_spread(paired, 'x')})" if paired else ""),
+                f"**{ratio(line)}**" + (f" ({_spread(paired, 'x')})" if paired else ""),
                 f"{conditions.get('repeats', '')}",
                 "; ".join(f"{goal.wanted}: {verdict}" for goal, verdict in judged),
             ]

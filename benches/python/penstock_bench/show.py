@@ -12,7 +12,7 @@ from penstock_bench.targets import judge
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["figure", "table"]
+__all__ = ["figure", "ratio", "table"]
 
 
 def table(name: str, lines: list[Line]) -> Table:
@@ -26,14 +26,14 @@ def table(name: str, lines: list[Line]) -> Table:
         made.add_column(title, justify="left" if title in ("unit", "target") else "right", no_wrap=True)
     for line in lines:
         judged = judge(line)
-        good = all(verdict != "missed" for _, verdict in judged) if judged else line["ratio"] >= 1
+        good = all(verdict != "missed" for _, verdict in judged) if judged else (line["ratio"] or 1.0) >= 1
         target = "; ".join(f"{goal.wanted} {verdict}" for goal, verdict in judged)
         made.add_row(
             line["case"],
             figure(line["ours"]),
             figure(line["peer"]),
             line["unit"],
-            Text(f"{figure(line['ratio'])}x", style="green" if good else "red"),
+            Text(ratio(line), style="green" if good else "red"),
             target,
         )
     conditions = [line["conditions"] for line in lines]
@@ -45,6 +45,17 @@ def table(name: str, lines: list[Line]) -> Table:
         made.caption = f"others used up to {foreign:.2f} CPUs meanwhile{taken}: repeat it on a quiet machine"
         made.caption_justify = "left"
     return made
+
+
+def ratio(line: Line) -> str:
+    """The ratio of a result, or why it has none.
+
+    Examples
+    --------
+    >>> ratio({"ratio": 2.0}), ratio({"ratio": None, "conditions": {"no_ratio": "not above rest"}})
+    ('2x', 'not above rest')
+    """
+    return str(line["conditions"]["no_ratio"]) if line["ratio"] is None else f"{figure(line['ratio'])}x"
 
 
 def figure(value: float) -> str:

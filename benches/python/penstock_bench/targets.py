@@ -195,7 +195,7 @@ TARGETS: tuple[Target, ...] = (
     Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
     Target("Python state per record, beside bytewax", 7.0, "python-state", r"vs bytewax"),
     Target(
-        "extra latency of a migration: fluid, batched, all-at-once (in process); share of what is allowed",
+        "extra latency of a migration (fluid, batched; all-at-once in process) of what is allowed, if rest is less",
         1.0,
         "migration",
         r"(fluid|batched|^threads .*all-at-once) vs",

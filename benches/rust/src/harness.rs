@@ -1,7 +1,7 @@
 //! How the benches against peers measure, and the one line of JSON that each case becomes.
 //!
 //! Owns: interleaving, repeats, and the shape of a result. Invariants: a ratio above 1 always means that ours is better by
-//! that factor; `ours` and `peer` are medians and `ratio` is their quotient; what the machine did meanwhile stands beside it.
+//! that factor; `ours` and `peer` are medians and `ratio` is their quotient, null where `no_ratio` says why; what the machine did meanwhile stands beside it.
 //!
 //! Only ratios taken side by side are worth anything on a machine that is shared, so [`compare`] runs both sides in
 //! turn and changes who goes first. A pair from which the machine's host took CPU is measured again while there is time, and a
@@ -173,19 +173,28 @@ pub struct Case {
     unit: String,
     better: Better,
     paired: Paired,
+    /// Why there is no ratio, where there is none.
+    no_ratio: Option<&'static str>,
     conditions: Map<String, Value>,
 }
 
 impl Case {
     /// A case that names the peer and the parameters, such as `w2 keys=2^20 vs timely 0.31 fast hash`.
     pub fn new(case: impl Into<String>, unit: impl Into<String>, better: Better, paired: Paired) -> Self {
-        Self { case: case.into(), unit: unit.into(), better, paired, conditions: Map::new() }
+        Self { case: case.into(), unit: unit.into(), better, paired, no_ratio: None, conditions: Map::new() }
     }
 
     /// Adds what else one must know to repeat or judge the figure.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.conditions.insert(name.into(), value.into());
+        self
+    }
+
+    /// Takes the ratio away, and says why: what is compared cannot be told apart from something else.
+    #[must_use]
+    pub fn without_ratio(mut self, why: &'static str) -> Self {
+        self.no_ratio = Some(why);
         self
     }
 
@@ -211,8 +220,8 @@ impl Case {
             "repeats": ours.len(),
             "better": if self.better == Better::Lower { "lower" } else { "higher" },
             "ratio_of": "medians",
-            "paired_ratio": median(&pairs),
-            "paired_ratio_range": range(&pairs),
+            "paired_ratio": self.no_ratio.is_none().then(|| median(&pairs)),
+            "paired_ratio_range": self.no_ratio.is_none().then(|| range(&pairs)),
             "own_cpu": usage.own,
             "foreign_cpu": usage.foreign,
             "stolen_cpu": usage.stolen,
@@ -220,14 +229,16 @@ impl Case {
             "noisy": self.paired.is_noisy(),
             "load": machine::load(),
         });
-        conditions.as_object_mut().expect("it is an object").extend(self.conditions.clone());
+        let told = conditions.as_object_mut().expect("it is an object");
+        told.extend(self.no_ratio.map(|why| ("no_ratio".into(), why.into())));
+        told.extend(self.conditions.clone());
         json!({
             "name": bench,
             "case": self.case,
             "unit": self.unit,
             "ours": median(ours),
             "peer": median(peer),
-            "ratio": self.ratio(),
+            "ratio": self.no_ratio.is_none().then(|| self.ratio()),
             "ours_range": range(ours),
             "peer_range": range(peer),
             "conditions": conditions,

@@ -11,6 +11,9 @@
 //! Each setup is run some rounds, all strategies and the peer in turn, and figures are medians of them. From five minutes of time on, a
 //! gigabyte of state is moved, too.
 //!
+//! Figures are the greatest latency of a block that met the move. Where that is not above what there is at rest, it has no ratio; and what is
+//! allowed is judged only where rest takes less, or the move takes more than both.
+//!
 //! The peer is to stop and restart (M-22): all state is encoded, and new workers with the other routing take it in, while blocks fall due.
 //! Both sides must have counted every record.
 
@@ -116,8 +119,8 @@ fn case(
     restarts: &[Seen],
     usage: Usage,
 ) -> Case {
-    let floor = TICK.as_secs_f64() * 1e3 / 10.0; // below a tenth of a tick nothing is told apart
-    let extra = |seen: &Seen, number: usize| (seen.most_ms(&seen.moves[number]) - seen.at_rest_ms()).max(floor);
+    let extra = |seen: &Seen, number: usize| seen.most_ms(&seen.moves[number]) - seen.at_rest_ms();
+    let most = |seen: &Seen| seen.most_ms(&seen.moves[0]);
     let of = |runs: &[Seen], figure: &dyn Fn(&Seen) -> f64| runs.iter().map(figure).collect::<Vec<_>>();
     let middle = |runs: &[Seen], figure: &dyn Fn(&Seen) -> f64| median(&of(runs, figure));
     let typical = |runs: &[Seen]| {
@@ -127,32 +130,46 @@ fn case(
     };
     let (typically, restarted) = (&moved[typical(moved)], &restarts[typical(restarts)]);
     let place = if setup.tcp { "tcp" } else { "threads" };
-    let paired = Paired::new(of(moved, &|seen| extra(seen, 0)), of(restarts, &|seen| extra(seen, 0)), usage);
+    let paired = Paired::new(of(moved, &most), of(restarts, &most), usage);
+    let typical_extra = middle(moved, &|seen| extra(seen, 0));
     let title = format!("{place} keys=2^{} bins=2^{} {name} vs stop and restart", setup.keys.ilog2(), setup.bits);
-    let case = Case::new(title, "ms more", Better::Lower, paired)
+    let case = Case::new(title, "ms at most", Better::Lower, paired)
         .with("strategy", name)
         .with("transport", place)
         .with("keys", setup.keys)
         .with("bins", 1_u64 << setup.bits)
         .with("records_per_s", rate)
         .with("rest_p999_ms", middle(moved, &Seen::at_rest_ms))
+        .with("extra_ms", typical_extra)
         .with("duration_s", middle(moved, &|seen| seen.moves[0].seconds()))
-        .with("return_ms", middle(moved, &|seen| extra(seen, 1)))
+        .with("return_extra_ms", middle(moved, &|seen| extra(seen, 1)))
         .with("return_duration_s", middle(moved, &|seen| seen.moves[1].seconds()))
         .with("added_mib", middle(moved, &|seen| seen.added_mib))
+        .with("restart_rest_p999_ms", middle(restarts, &Seen::at_rest_ms))
+        .with("restart_extra_ms", middle(restarts, &|seen| extra(seen, 0)))
         .with("restart_duration_s", middle(restarts, &|seen| seen.moves[0].seconds()))
         .with("restart_added_mib", middle(restarts, &|seen| seen.added_mib))
         .with("state_mib", typically.state_mib)
         .with("moves", json!(typically.moves.iter().map(|span| [span.begin, span.end]).collect::<Vec<_>>()))
         .with("series", json!(typically.series()))
         .with("restart_series", json!(restarted.series()));
-    match allowed {
-        Some((part, ms)) => {
-            let share = |seen: &Seen| extra(seen, 0) / (part * seen.at_rest_ms()).max(ms);
-            case.with("of_allowed", middle(moved, &share))
-        }
+    let case = match allowed.and_then(|allowed| of_allowed(allowed, middle(moved, &Seen::at_rest_ms), typical_extra)) {
+        Some(share) => case.with("of_allowed", share),
         None => case,
-    }
+    };
+    if is_above_rest(typical_extra) { case } else { case.without_ratio("not above rest") }
+}
+
+/// Whether a move is told apart from rest, by what it adds to the latency at rest, ms: by a tenth of a tick.
+fn is_above_rest(extra_ms: f64) -> bool {
+    extra_ms > TICK.as_secs_f64() * 1e3 / 10.0
+}
+
+/// What a move adds, as a share of what it may add: a part of the latency at rest, and milliseconds. None where rest alone reaches that and
+/// what is added, which is then lost in what is there anyway; more than rest and than what is allowed is too much all the same.
+fn of_allowed((part, ms): (f64, f64), rest_ms: f64, extra_ms: f64) -> Option<f64> {
+    let allowed = (part * rest_ms).max(ms);
+    (rest_ms < allowed || extra_ms > allowed.max(rest_ms)).then(|| extra_ms.max(0.0) / allowed)
 }
 
 /// Seconds since the run began.
@@ -355,7 +372,6 @@ impl Setup {
         let (bins, state_mib) = (full.to_vec(), mib(full));
         let course = self.course(rate, rest, Strategy::Fluid, Vec::new());
         let before = self.drive(&course, &self.routing(), bins);
-        let begin = course.clock.elapsed().as_secs_f64();
         let mut watch = Watch::new();
         let calm = seen_blocks(&before).at_rest_ms() / 1e3 + TICK.as_secs_f64() * 2.0;
         let (mut chunks, mut next, mut sent, mut blocks) = (Vec::new(), 0, 0, Vec::new());
@@ -381,6 +397,8 @@ impl Setup {
         let after = self.drive(&Course { first: next, end: Arc::default(), ..course }, &self.moved(), bins);
         check(&after, sent);
         let mut all = seen(after, state_mib);
+        // The pause begins with the first block that the new workers owe: what falls due while there are none is not at rest.
+        let begin = due(next);
         all.moves = vec![Span { begin, end: caught_up(begin, calm, &all.blocks) }];
         all.blocks.extend(blocks);
         all.blocks.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -397,6 +415,11 @@ fn caught_up(begin: f64, calm: f64, blocks: &[(f64, f64)]) -> f64 {
 /// Spreads keys over all bits.
 fn mixed(key: u64) -> u64 {
     Numbers(key).next().expect("no end")
+}
+
+/// When the blocks of a tick fall due, seconds.
+fn due(tick: u64) -> f64 {
+    tick as f64 * TICK.as_secs_f64()
 }
 
 fn ticks(time: Duration) -> u64 {
@@ -498,7 +521,6 @@ fn drive(
     let (mut at, mut migration, mut calm) = (routing.clone(), None::<Migration<u64>>, start + course.rest);
     let mut to = course.to.iter();
     let now = || course.clock.elapsed().as_secs_f64();
-    let due = |tick: u64| tick as f64 * TICK.as_secs_f64();
     loop {
         // What is due goes out, late or not; without a pace, a few blocks ahead.
         let mut most = 16;
@@ -596,14 +618,43 @@ mod tests {
         let setup = Setup { tcp: false, keys: 500, bits: 4 };
         let seen = setup.restart(&setup.full(), 20_000.0, REST);
         let [span] = seen.moves[..] else { panic!("one pause") };
-        // No block of the first workers ends after they have stopped, and none of the second before they have begun, however long either
-        // took: what is between the two is the pause. Both rest for as many ticks as they were told.
-        let (before, after): (Vec<_>, Vec<_>) =
-            seen.blocks.iter().map(|(due, latency)| due + latency).partition(|end| *end <= span.begin);
+        // What the second workers owe first was due when the pause began, so no block of the pause counts as at rest, however short the
+        // first workers took to end. Both rest for as many ticks as they were told.
+        let (before, after): (Vec<_>, Vec<_>) = seen.blocks.iter().copied().partition(|(due, _)| *due < span.begin);
+        assert_eq!(after[0].0, span.begin, "the first block of the second workers");
         assert!(before.len().min(after.len()) as u64 >= 2 * super::ticks(REST), "{} and {}", before.len(), after.len());
-        assert!(seen.blocks.iter().take(before.len()).all(|(due, latency)| due + latency <= span.begin));
+        let waited = after[0].1.max(after[1].1) * 1e3;
+        assert!(seen.most_ms(&span) >= waited, "{waited} ms");
         assert!(span.end >= span.begin && seen.blocks.is_sorted_by(|a, b| a.0 <= b.0));
         assert!(setup.capacity(&setup.full(), REST) > 0.0);
+    }
+
+    /// Rounds of one move that begins at 0.1 s, of blocks that take a millisecond at rest and so much beside the move.
+    fn rounds(beside_ms: f64) -> Vec<Seen> {
+        let blocks =
+            (0..1000).map(|at| (f64::from(at) * 1e-3, if at == 101 { beside_ms } else { 1.0 } * 1e-3)).collect();
+        let moves = vec![Span { begin: 0.1, end: 0.11 }, Span { begin: 0.5, end: 0.51 }];
+        vec![Seen { blocks, moves, ..Seen::default() }]
+    }
+
+    #[test]
+    fn a_move_that_is_not_above_rest_has_its_figure_and_no_ratio() {
+        let setup = Setup { tcp: false, keys: 1 << 10, bits: 4 };
+        let told = |ours: f64, allowed| {
+            let case = case(setup, "fluid", allowed, 1.0, &rounds(ours), &rounds(40.0), Usage::default());
+            case.to_json("migration", &Options::default())
+        };
+        let above = told(5.0, Some((0.2, 10.0)));
+        let figure = |line: &serde_json::Value, name: &str| line[name].as_f64().unwrap();
+        assert!((figure(&above, "ours") - 5.0).abs() < 1e-9 && (figure(&above, "peer") - 40.0).abs() < 1e-9);
+        assert!((figure(&above, "ratio") - 8.0).abs() < 1e-9, "{above}");
+        assert!((figure(&above["conditions"], "of_allowed") - 0.4).abs() < 1e-9, "{above}");
+        let below = told(1.01, Some((0.2, 1.0)));
+        assert!((figure(&below, "ours") - 1.01).abs() < 1e-9 && below["ratio"].is_null(), "{below}");
+        assert_eq!(below["conditions"]["no_ratio"], "not above rest");
+        assert!(below["conditions"].get("of_allowed").is_none(), "rest alone takes what is allowed: {below}");
+        let far = figure(&told(9.0, Some((0.2, 1.0)))["conditions"], "of_allowed");
+        assert!((far - 8.0).abs() < 1e-9, "{far} times what is allowed, and more than rest: too much");
     }
 
     #[test]
