@@ -80,7 +80,7 @@ test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel
 fuzz: ## every decoder of bytes from outside under cargo-fuzz, a minute each; FUZZ="TARGET ..." names some, SECONDS_PER_TARGET= the time
 	@scripts/fuzz.sh $(FUZZ)
 
-bench: release ## all benches beside their peers, into benches/results (half an hour; goes on where it stopped)
+bench: release ## all benches beside their peers, into benches/results (an hour and a half; goes on where it stopped)
 	@$(BIN)/penstock bench --all --record benches/results $(ARGS)
 
 criterion: setup ## micro-benchmarks of the core against its own past (minutes)

@@ -495,15 +495,16 @@ def test_a_run_of_all_goes_on_where_it_stopped(
 
     asked: list[str] = []
     broken = {"barrier"}
+    commit = "c0ffee"
 
     def fake(bench: Any, options: Options) -> list[Line]:
         asked.append(bench.name)
         if bench.name in broken:
             raise runner.EngineError(f"{bench.name} failed")
-        return [made(bench.name, commit="c0ffee", quick=options.quick)]
+        return [made(bench.name, commit=commit, quick=options.quick, budget_s=options.seconds)]
 
     monkeypatch.setattr(runner, "_in_child", fake)
-    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": commit})
     monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
     arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
     assert main(arguments) == 1
@@ -521,6 +522,42 @@ def test_a_run_of_all_goes_on_where_it_stopped(
     assert main([*arguments, "--quick", "--again"]) == 0
     assert len(asked) == len(BENCHES)
     assert os.listdir(tmp_path).count("README.md") == 1
+    asked.clear()
+    assert main([*arguments, "--quick", "--seconds", "1"]) == 0
+    assert len(asked) == len(BENCHES), "another budget is another result"
+    asked.clear()
+    monkeypatch.setattr(runner._native, "profile", lambda: "other")
+    assert main([*arguments, "--quick", "--seconds", "1"]) == 0
+    assert len(asked) == len(BENCHES), "another build is another result"
+    commit = "c0ffee-changed"
+    for _ in range(2):
+        asked.clear()
+        assert main([*arguments, "--quick", "--seconds", "1"]) == 0
+        assert len(asked) == len(BENCHES), "changes may be others by now"
+
+
+def test_lines_of_the_program_are_compared_with_its_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module may be of another profile."""
+    from penstock_bench import runner
+
+    monkeypatch.setattr(runner._native, "profile", lambda: "setup")
+    monkeypatch.delenv(core.PROFILE, raising=False)
+    told = {"commit": "c0ffee", "quick": False, "budget_s": None, "versions": {"rustc": "1"}, "profile": "release"}
+    assert runner._same({"conditions": told}, "c0ffee", Options())
+    monkeypatch.setenv(core.PROFILE, "setup")
+    assert not runner._same({"conditions": told}, "c0ffee", Options())
+    assert runner._same({"conditions": told | {"profile": "setup", "versions": {}}}, "c0ffee", Options())
+
+
+def test_only_a_dev_build_is_told_to_say_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock import _native
+
+    for profile, told in (("release", False), ("setup", False), ("dev", True)):
+        monkeypatch.setattr(_native, "profile", lambda profile=profile: profile)
+        command._warn_of_dev_build()
+        assert ("run make setup" in capsys.readouterr().err) == told
 
 
 @pytest.mark.timeout(600)

@@ -46,13 +46,13 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the benches.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Run all benches (about half an hour).")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run all benches (about an hour and a half).")] = False,
     recorded: Annotated[
         Path | None,
         typer.Option("--record", metavar="FOLDER", help="Keep the results there and renew its page, README.md."),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--again", help="With --all: measure what this commit has recorded already, too.")
+        bool, typer.Option("--again", help="With --all: measure what this commit and build have recorded already, too.")
     ] = False,
 ) -> None:
     """Measure penstock beside its peers on this machine.
@@ -165,5 +165,5 @@ def _tell(text: str) -> None:
 def _warn_of_dev_build() -> None:
     from penstock import _native
 
-    if _native.profile() != "release":
+    if _native.profile() == "dev":
         _tell("the native module is a development build: its figures say nothing; run make setup")

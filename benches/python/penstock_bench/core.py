@@ -19,7 +19,7 @@ from penstock.cli.common import interrupt_later
 from penstock.errors import ConfigError, EngineError
 from penstock_bench.measure import Emit, Options, Tell
 
-__all__ = ["CHECKOUT", "ask", "program", "run", "side"]
+__all__ = ["CHECKOUT", "ask", "profile", "program", "run", "side"]
 
 #: The checkout that this package lies in.
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -27,6 +27,11 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 PROFILE = "PENSTOCK_BENCH_PROFILE"
 
 NAME = "penstock-bench.exe" if os.name == "nt" else "penstock-bench"
+
+
+def profile() -> str:
+    """The profile that the program is built with."""
+    return os.environ.get(PROFILE) or "release"
 
 
 def program(tell: Tell) -> Path:
@@ -40,8 +45,7 @@ def program(tell: Tell) -> Path:
         When it does not build.
     """
     target = Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target")
-    profile = os.environ.get(PROFILE) or "release"
-    built = target / ("debug" if profile == "dev" else profile) / NAME
+    built = target / ("debug" if profile() == "dev" else profile()) / NAME
     if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources())):
         return built
     cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo" / "bin" / "cargo"))
@@ -50,7 +54,7 @@ def program(tell: Tell) -> Path:
             f"{built} is missing or out of date and cargo is not on PATH; get Rust from https://rustup.rs"
         )
     tell(f"building {built}: the first time about ten minutes on two cores, later only what has changed")
-    command = [cargo, "build", "--profile", profile, "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
+    command = [cargo, "build", "--profile", profile(), "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
     environment = dict(os.environ) | {"CARGO_TARGET_DIR": str(target)}
     # Our output is for results, and cargo speaks on standard error.
     child = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)

@@ -211,7 +211,8 @@ def _rounds(
     seconds: dict[str, list[float]] = {name: [] for name in made}
     reports: dict[str, list[Mapping[str, Any]]] = {name: [] for name in made}
     names = list(made)
-    budget = options.budget(4, quick=24, full=360)
+    # So often it is called: see `_Case.run`, with two sinks.
+    budget = options.budget(5 if options.quick else 7, quick=30, full=630)
     begin, longest = time.monotonic(), 0.0
     meter = machine.Meter()
     while going(len(seconds["ours"]), LEAST, time.monotonic() - begin + longest <= budget, options.left()):

@@ -50,7 +50,8 @@ def run(
 ) -> None:
     """Run the bench; `keys`, `local` and `peers` are for tests."""
     cases = local or (LOCAL_QUICK if options.quick else LOCAL_FULL)
-    budget = options.budget(len(cases), quick=5, full=50)
+    # Half of the time is for what is beside Spark.
+    budget = options.budget(2 * len(cases), quick=10, full=100)
     for count, rows in cases.items():
         beside_dict(NAME, count, rows, budget, options, emit)
     _beside_spark(keys or (QUICK if options.quick else FULL), peers, options, emit, tell)
@@ -163,7 +164,7 @@ def _warm_up(sides: dict[str, _Side], files: _Files, batches: int, tell: Tell) -
 
 def _rounds(sides: dict[str, _Side], files: _Files, keys: int, options: Options, tell: Tell) -> machine.Usage:
     """Give every query the same batches until the budget is spent; a peer that is too slow drops out."""
-    budget = options.budget(1, quick=12, full=200)
+    budget = options.budget(2, quick=24, full=400)
     begin, longest = time.monotonic(), 0.0
     meter = machine.Meter()
     while going(len(sides[OURS].rates), _LEAST, time.monotonic() - begin + longest <= budget, options.left()):

@@ -38,6 +38,7 @@ _TOLD = {
         "load",
         "commit",
         "pinned",
+        "budget_s",
         "at",
     ),
     # Curves, for the picture, and what a case is called.

@@ -27,6 +27,8 @@ __all__ = ["run", "run_all"]
 
 #: What a result has, in the order in which people read it, beside the conditions.
 _KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range")
+#: Behind a commit whose files are others by now.
+_CHANGED = "-changed"
 #: Seconds after which a bench of a run of all is given up.
 LIMIT_S = 900.0
 
@@ -58,7 +60,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
         about = _about() | {"pinned": cpus}
 
         def with_more(line: Line) -> None:
-            conditions = line["conditions"] | about | {"at": _now()}
+            conditions = line["conditions"] | about | {"budget_s": options.seconds, "at": _now()}
             emit({key: line[key] for key in _KEYS} | {"conditions": conditions})
 
         if bench.kind == "core":
@@ -70,7 +72,9 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
 
 
 def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell) -> list[str]:
-    """Run every bench and record it; what an earlier run of this commit has recorded is kept.
+    """Run every bench and record it; what an earlier run has recorded of this commit, build and budget is kept.
+
+    Of a commit with changes nothing is: they may be others by now.
 
     Parameters
     ----------
@@ -96,7 +100,7 @@ def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell)
     for number, bench in enumerate(BENCHES, 1):
         kept = record.read(folder, bench.name)
         title = f"{number}/{len(BENCHES)} {bench.name}"
-        if not again and commit is not None and kept and all(_same(line, commit, options) for line in kept):
+        if not again and kept and all(_same(line, commit, options) for line in kept):
             tell(f"{title}: recorded already")
         else:
             tell(title)
@@ -148,9 +152,15 @@ def _in_child(bench: Bench, options: Options) -> list[Line]:
     return [json.loads(text) for text in out.splitlines()]
 
 
-def _same(line: Line, commit: str, options: Options) -> bool:
+def _same(line: Line, commit: str | None, options: Options) -> bool:
+    """Whether a recorded line is what a run would measure now: same code, built the same way, for the same time."""
+    if commit is None or commit.endswith(_CHANGED):
+        return False
     conditions = line["conditions"]
-    return bool(conditions.get("commit") == commit and conditions.get("quick") == options.quick)
+    # Lines of the core's program, which Spark's benches may have too, name its compiler.
+    profile = core.profile() if "rustc" in conditions.get("versions", {}) else _native.profile()
+    now = {"commit": commit, "profile": profile, "quick": options.quick, "budget_s": options.seconds}
+    return all(conditions.get(name) == value for name, value in now.items())
 
 
 def _about() -> dict[str, Any]:
@@ -167,7 +177,7 @@ def _about() -> dict[str, Any]:
     )
     if told.returncode != 0 or changed.returncode != 0:
         return {"commit": None}
-    return {"commit": told.stdout.strip() + ("-changed" if changed.stdout.strip() else "")}
+    return {"commit": told.stdout.strip() + (_CHANGED if changed.stdout.strip() else "")}
 
 
 def _now() -> str:
