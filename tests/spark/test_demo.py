@@ -85,6 +85,7 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     for what in (
         "hot items",
         "what bidders bid",
+        "each update once",
         "moves without a restart",
         "a killed worker costs no query",
         "more and fewer workers while it runs",

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.demo.expected import compare, compare_tables, expected_bidders, expected_hot_items, latest
+from penstock.demo.expected import check_updates, compare, compare_tables, expected_bidders, expected_hot_items, latest
 from penstock.demo.feeder import FILES_PER_SECOND, Feeder
 
+#: Of what bidders bid, with no rows.
+EMPTY = pa.table({name: pa.array([], pa.int64()) for name in ("bidder", "bids", "spent")})
 BIDS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), min_size=1, max_size=60)
 
 
@@ -113,3 +115,25 @@ def test_the_feeder_keeps_its_error(tmp_path: Path) -> None:
     while feeder.running:
         time.sleep(0.01)
     assert isinstance(feeder.error, OSError)
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(1, 3), max_size=4), min_size=1, max_size=6))
+def test_updates_are_told_once(batches: list[dict[int, int]]) -> None:
+    """Of every key once a batch, and more each time; an update again is told, in its batch or in a later one."""
+    counts: Counter[int] = Counter()
+    received = {}
+    for batch, bids in enumerate(batches):
+        counts.update(bids)
+        rows = [{"bidder": key, "bids": counts[key], "spent": 1} for key in bids]
+        received[batch] = pa.Table.from_pylist(rows, EMPTY.schema)
+    rows = sum(table.num_rows for table in received.values())
+    found = check_updates(received, "bidder", "bids", "x")
+    assert found.passed and found.detail == f"{rows} updates of {len(batches)} batches"
+    full = [batch for batch, table in received.items() if table.num_rows]
+    if full:
+        first = received[full[0]].slice(0, 1)
+        twice = received | {full[0]: pa.concat_tables([received[full[0]], first])}
+        told = check_updates(twice, "bidder", "bids", "x")
+        assert not told.passed and "1 stand twice in one batch" in told.detail
+        later = check_updates(received | {len(batches): first}, "bidder", "bids", "x")
+        assert not later.passed and "1 have no more bids than the update before" in later.detail

@@ -17,13 +17,18 @@ __all__ = ["demo"]
 def demo(
     seconds: Annotated[
         float,
-        typer.Option(min=5, max=3600, help="How long bids are generated; the rest takes about 40 s more."),
+        typer.Option(
+            min=5,
+            max=3600,
+            help="How long bids are generated at least: until all that is planned has happened. The rest takes about"
+            " 40 s more.",
+        ),
     ] = 20.0,
     rate: Annotated[int, typer.Option(min=100, max=1_000_000, help="Bids per second.")] = 20_000,
     bidders: Annotated[
         int, typer.Option(min=100, max=10_000_000, help="Keys of the larger state; half a million are about 64 MB.")
     ] = 1_000_000,
-    bits: Annotated[int, typer.Option(min=1, max=16, help="2**BITS bins hold the keyed state.")] = 8,
+    bits: Annotated[int, typer.Option(min=2, max=16, help="2**BITS bins hold the keyed state.")] = 8,
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for report.html, timeline.png and timeline.json.")
     ] = Path("out"),

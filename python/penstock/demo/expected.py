@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.report import Check
 
-__all__ = ["compare", "compare_tables", "expected_bidders", "expected_hot_items", "latest"]
+__all__ = ["check_updates", "compare", "compare_tables", "expected_bidders", "expected_hot_items", "latest"]
 
 
 def expected_bidders(bids: pa.Table) -> pa.Table:
@@ -28,6 +29,33 @@ def latest(updates: pa.Table, key: str, grows: str) -> pa.Table:
     keys = ordered[key].chunk(0)
     first = pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1))
     return ordered.filter(pa.chunked_array([pa.array([True]), first]))
+
+
+def check_updates(received: Mapping[int, pa.Table], key: str, grows: str, what: str) -> Check:
+    """Check that no batch gives a key twice, and that a column that only grows does so from batch to batch of each key.
+
+    `latest` keeps one row of each key, so it does not see an update that is repeated, in its batch or in a later one.
+    Cost: sorts all updates once.
+    """
+    tables = [
+        table.select([key, grows]).append_column("batch", pa.array([batch] * table.num_rows, pa.int64()))
+        for batch, table in sorted(received.items())
+    ]
+    rows = sum(table.num_rows for table in tables)
+    if rows < 2:
+        return Check(what, True, f"{rows:,} updates of {len(tables):,} batches")
+    ordered = pa.concat_tables(tables).sort_by([(key, "ascending"), ("batch", "ascending"), (grows, "ascending")])
+    before, after = ordered.slice(0, rows - 1), ordered.slice(1)
+    same = pc.equal(before[key], after[key])
+    twice = pc.and_(same, pc.equal(before["batch"], after["batch"]))
+    stale = pc.and_(pc.and_(same, pc.invert(twice)), pc.less_equal(after[grows], before[grows]))
+    found = []
+    for wrong, said in ((twice, "stand twice in one batch"), (stale, f"have no more {grows} than the update before")):
+        if count := pc.sum(wrong).as_py() or 0:
+            first = after.filter(wrong).slice(0, 1).to_pylist()[0]
+            found.append(f"{count:,} {said}, as {first}")
+    detail = f"{rows:,} updates of {len(tables):,} batches" + "".join(f"; {text}" for text in found)
+    return Check(what, not found, detail)
 
 
 def expected_hot_items(bids: pa.Table, size_ms: int, every_ms: int) -> Counter[tuple[int, int, int, int]]:

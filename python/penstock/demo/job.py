@@ -22,9 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import penstock as pk
-from penstock import _cpus
+from penstock import _cpus, _native
 from penstock._live import Move, Snapshot, WorkerLoad
-from penstock.demo.expected import compare, compare_tables, expected_bidders, expected_hot_items, latest
+from penstock.demo.expected import (
+    check_updates,
+    compare,
+    compare_tables,
+    expected_bidders,
+    expected_hot_items,
+    latest,
+)
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.report import Check
 from penstock.report._html import save_page
@@ -133,6 +140,7 @@ class Job:
     _begun: float = field(default_factory=time.monotonic)
     _streaming_at: float = 0.0
     _streaming_since: float = 0.0
+    _fed_s: float = 0.0
     _feeder: Feeder | None = None
     _starting: Any = None
     _engine: Any = None
@@ -228,6 +236,7 @@ class Job:
                 self._take(pending.pop(0), engine, queries, homes)
             self.stop.wait(1 / _SAMPLES_PER_SECOND)
         self._feeder.stop()
+        self._fed_s = time.monotonic() - since
 
     def _warm(self, queries: Sequence[_Query]) -> bool:
         """Whether every query has compiled its plans, and taken a bid of every bidder and more."""
@@ -338,6 +347,7 @@ class Job:
         return [
             compare(expected_hot_items(bids, SIZE_MS, EVERY_MS), produced, "hot items"),
             compare_tables(expected_bidders(bids), latest(bidders, "bidder", "bids"), "what bidders bid"),
+            check_updates(queries[1].received, "bidder", "bids", "each update once"),
             Check(
                 "moves without a restart",
                 moved and self._same,
@@ -389,11 +399,11 @@ class Job:
         timeline.conditions = {
             "input": (
                 f"one bid of each of {self.config.bidders:,} bidders, then {self.config.rate:,} bids/s of random ones"
-                f" for {self.config.seconds:g} s, {FILES_PER_SECOND} files/s"
+                f" for {self._fed_s:.1f} s ({self.config.seconds:g} s were asked for), {FILES_PER_SECOND} files/s"
             ),
             "hot items": f"windows of {SIZE_MS / 1000:g} s every {EVERY_MS / 1000:g} s",
             "bins": f"{1 << self.config.bits} per query",
-            "penstock": pk.__version__,
+            "penstock": f"{pk.__version__}, build of profile {_native.profile()}",
             "Spark": spark.version,
             "Java": java,
             "Python": platform.python_version(),
