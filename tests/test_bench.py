@@ -406,6 +406,13 @@ def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     assert record.read(tmp_path, "barrier") == []
 
 
+def test_the_page_does_not_say_what_was_not_measured(tmp_path: Path) -> None:
+    unknown = line("frontier", "live=1 vs x", "ns", "lower", Paired([1.0], [2.0]), Options(), {})
+    for lines, said in (([unknown], "; CPUs of others: not measured."), ([unknown, made()], "used at most 0.00 CPUs.")):
+        record.write(tmp_path, "frontier", lines)
+        assert said in (tmp_path / "README.md").read_text()
+
+
 def test_the_table_says_when_the_machine_was_not_quiet() -> None:
     assert table("frontier", [made()]).caption is None
     noisy = line("b", "c vs d", "s", "lower", Paired([1.0], [2.0], 1.0, 0.7), Options(), {})
@@ -664,6 +671,8 @@ def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert peers[:4] == ["serial map", "Pool.imap", "thread executor", "process executor"]
     assert all("by hand" in one["case"] for one in found if "Pool" in one["case"])
     assert all(one["ratio"] > 0 and one["conditions"]["items"] >= 8 for one in found)
+    if Path("/proc/stat").exists():
+        assert all(one["conditions"]["foreign_cpu"] is not None for one in found)
     assert all(one["conditions"]["mode"] in ("inline", "threads", "processes") for one in found)
     assert sum(bool(targets.judge(one)) for one in found) == 2
     monkeypatch.setattr(ordered_map, "_ours", lambda more: lambda work, items: iter([0]))

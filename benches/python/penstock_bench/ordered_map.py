@@ -118,10 +118,10 @@ def _cases(
         most = max(8, int(serial_s * 1e6 / real_us))
         expected = list(map(job, range(most)))
         sides = _sides(job, workers, most, serial_s, expected, tell)
-        _measure(sides, job, expected, budget, options)
+        usage = _measure(sides, job, expected, budget, options)
         ours = sides[0]
         for peer in sides[1:]:
-            paired = Paired(ours.rates, peer.rates[: len(ours.rates)])
+            paired = Paired(ours.rates, peer.rates[: len(ours.rates)], *usage)
             conditions = {
                 "workers": workers,
                 "item_us": round(real_us, 3),
@@ -133,9 +133,9 @@ def _cases(
             emit(line(NAME, case, "items/s", "higher", paired, options, conditions | ours.more | peer.more))
 
 
-def _measure(sides: list[_Side], job: Job, expected: list[int], budget: float, options: Options) -> None:
-    """Turns of all sides, each time in another order, until the time is spent."""
-    begin, longest = time.monotonic(), 0.0
+def _measure(sides: list[_Side], job: Job, expected: list[int], budget: float, options: Options) -> machine.Usage:
+    """Turns of all sides, each time in another order, until the time is spent; returns what the CPUs did meanwhile."""
+    begin, longest, meter = time.monotonic(), 0.0, machine.Meter()
     least = 1 if options.quick else 3
     while going(len(sides[0].rates), least, time.monotonic() - begin + longest <= budget, options.left()):
         turn = time.monotonic()
@@ -143,6 +143,7 @@ def _measure(sides: list[_Side], job: Job, expected: list[int], budget: float, o
         for side in sides[shift:] + sides[:shift]:
             side.rates.append(_rate(side, job, expected))
         longest = max(longest, time.monotonic() - turn)
+    return meter.stop()
 
 
 def _rate(side: _Side, job: Job, expected: list[int]) -> float:

@@ -184,8 +184,7 @@ def _conditions(lines: Sequence[Line]) -> str:
     versions: dict[str, str] = {}
     for conditions in every:
         versions |= conditions.get("versions", {})
-    foreign = max((conditions.get("foreign_cpu") or 0.0 for conditions in every), default=0.0)
-    stolen = max((conditions.get("stolen_cpu") or 0.0 for conditions in every), default=0.0)
+    foreign, stolen = _most(every, "foreign_cpu"), _most(every, "stolen_cpu")
     again = sum(conditions.get("pairs_again") or 0 for conditions in every)
     noisy = any(conditions.get("noisy", (conditions.get("foreign_cpu") or 0.0) > NOISY) for conditions in every)
     told = [
@@ -193,8 +192,9 @@ def _conditions(lines: Sequence[Line]) -> str:
         f"{first.get('cores')} cores of {first.get('cpu') or 'an unknown CPU'}",
         f"{first.get('profile')} build{' of commit ' + str(first['commit']) if first.get('commit') else ''}",
         f"{first.get('at', '')}",
-        f"others used at most {foreign:.2f} CPUs" + (" (**noisy**)" if noisy else ""),
-        f"the host took at most {stolen:.2f} CPUs" if stolen or again else "",
+        ("CPUs of others: not measured" if foreign is None else f"others used at most {foreign:.2f} CPUs")
+        + (" (**noisy**)" if noisy else ""),
+        f"the host took at most {stolen:.2f} CPUs" if stolen is not None and (stolen or again) else "",
         f"{again} pairs measured again for that" if again else "",
     ]
     if first.get("quick"):
@@ -209,6 +209,11 @@ def _conditions(lines: Sequence[Line]) -> str:
         if own:
             text += f"\n- {line['case']}: {_pairs(own)}"
     return text + ("\n" if not text.endswith("\n") else "")
+
+
+def _most(every: Sequence[dict[str, Any]], name: str) -> float | None:
+    """The greatest of a condition; None where no line has it: it was not measured."""
+    return max((value for conditions in every if (value := conditions.get(name)) is not None), default=None)
 
 
 def _pairs(values: dict[str, Any]) -> str:
