@@ -1,17 +1,33 @@
-//! Threads end with their fabric. A test program of its own: it counts the threads of the whole process.
+//! Threads and sockets end with their fabric. A test program of its own: it counts those of the whole process.
 
 mod support;
 
-use penstock_dataflow::{BoxError, Worker};
-use support::{Link, mesh, on_mesh};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use penstock_dataflow::fabric::{self, Duplex, FabricGuard};
+use penstock_dataflow::{BoxError, Door, Endpoint, Limits, Worker};
+use support::{Link, TAG, mesh, on_mesh, tcp_pair};
+
+/// One test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
+fn sockets() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+}
+
 #[test]
-fn no_thread_is_left_after_success_failure_or_an_unused_fabric() {
-    let before = threads();
+fn no_thread_or_socket_is_left_after_success_failure_or_an_unused_fabric() {
+    let _alone = alone();
+    let (before, sockets_before) = (threads(), sockets());
     #[derive(Clone, Copy, PartialEq)]
     enum Fails {
         Not,
@@ -50,4 +66,56 @@ fn no_thread_is_left_after_success_failure_or_an_unused_fabric() {
         drop(unused);
     }
     assert_eq!(threads(), before);
+    assert_eq!(sockets(), sockets_before);
+}
+
+fn boxed((one, two): (std::net::TcpStream, std::net::TcpStream)) -> (Box<dyn Duplex>, Box<dyn Duplex>) {
+    (Box::new(one), Box::new(two))
+}
+
+/// Two founders of one worker each.
+fn founders() -> Vec<(Vec<Endpoint>, Door, FabricGuard)> {
+    let (left, right) = boxed(tcp_pair());
+    let streams = [vec![None, Some(left)], vec![Some(right), None]];
+    let founded = streams.into_iter().enumerate();
+    founded.map(|(process, streams)| fabric::joinable_processes(process, 1, streams, TAG).unwrap()).collect()
+}
+
+#[test]
+fn fifty_fabrics_leave_no_socket_though_their_doors_are_kept() {
+    let _alone = alone();
+    let before = sockets();
+    let doors: Vec<Door> = (0..50)
+        .flat_map(|_| {
+            drop(mesh(2, 1, Link::Tcp));
+            let (doors, fabrics): (Vec<_>, Vec<_>) =
+                founders().into_iter().map(|(seats, door, guard)| (door, (guard, seats))).unzip();
+            // Each leaves from its own thread: they answer each other.
+            let leaving: Vec<_> = fabrics.into_iter().map(|fabric| std::thread::spawn(move || drop(fabric))).collect();
+            leaving.into_iter().for_each(|thread| thread.join().unwrap());
+            doors
+        })
+        .collect();
+    assert_eq!((doors.len(), sockets()), (100, before));
+}
+
+/// What a process that left leaves behind is one socket a link, until the next one comes.
+#[test]
+fn processes_that_came_and_went_leave_no_socket_in_a_run_that_goes_on() {
+    let _alone = alone();
+    let founders = founders();
+    let (threads_before, sockets_before) = (threads(), sockets());
+    for process in 2..52 {
+        let mut streams = Vec::new();
+        for (other, (_, door, _)) in founders.iter().enumerate() {
+            let (ours, theirs) = boxed(tcp_pair());
+            door.link(process, theirs).unwrap();
+            streams.push((other, ours));
+        }
+        drop(fabric::join_processes(process, streams, TAG, Limits::default()).unwrap());
+        while threads() > threads_before {
+            std::thread::yield_now();
+        }
+        assert!(sockets() <= sockets_before + founders.len(), "{} sockets, {sockets_before} before", sockets());
+    }
 }

@@ -82,13 +82,21 @@ impl Drop for RunningMark {
     }
 }
 
+/// What serves one connection.
+struct Link {
+    /// Holds the socket open.
+    hangup: Arc<Hangup>,
+    threads: Vec<JoinHandle<()>>,
+}
+
 /// The links of a process and their threads.
 pub(super) struct Hub {
     pub(super) shared: Arc<Shared>,
     tag: FabricTag,
     limits: Limits,
-    links: Mutex<Vec<(Arc<Outbox>, Arc<Hangup>)>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Those whose threads have not ended, and some that ended since the last one was started. None once it has left.
+    links: Mutex<Vec<Link>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
     leaving: Arc<AtomicBool>,
     running: Arc<Running>,
     stop: Arc<Stop>,
@@ -102,6 +110,10 @@ fn setup(reason: String) -> Error {
     Error::Setup { reason }
 }
 
+fn left(other: usize) -> Error {
+    setup(format!("process {other} joins, and this process has left the fabric"))
+}
+
 impl Hub {
     fn new(shared: Arc<Shared>, tag: FabricTag, limits: Limits) -> Self {
         Hub {
@@ -109,7 +121,7 @@ impl Hub {
             tag,
             limits,
             links: Mutex::default(),
-            threads: Mutex::default(),
+            watcher: Mutex::default(),
             leaving: Arc::new(AtomicBool::new(false)),
             running: Arc::new(Running::default()),
             stop: Arc::new(Stop::default()),
@@ -122,10 +134,16 @@ impl Hub {
         let failed = |error: std::io::Error| setup(format!("stream to process {other}: {error}"));
         let hangup = Arc::new(stream.hangup().map_err(failed)?);
         let (reader, writer) = stream.split().map_err(failed)?;
-        locked(&self.links).push((outbox.clone(), hangup.clone()));
+        let mut links = locked(&self.links);
+        if self.leaving.load(Ordering::Acquire) {
+            return Err(left(other));
+        }
+        links.retain(|link| !link.threads.iter().all(JoinHandle::is_finished));
+        let at = links.len();
+        links.push(Link { hangup: hangup.clone(), threads: Vec::new() });
         let ear = Arc::new(Ear::new());
         let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
-        self.stop.add(Watched::new(outbox.clone(), hangup.clone(), ear));
+        self.stop.add(Watched::new(outbox.clone(), &hangup, ear));
 
         let (mark, sender_shared, sender_hangup) = (self.running.mark(), self.shared.clone(), hangup.clone());
         let sender_outbox = outbox.clone();
@@ -138,6 +156,7 @@ impl Hub {
                 }
             })
             .map_err(failed)?;
+        links[at].threads.push(sender);
         let inbound = self.inbound(outbox);
         let (mark, leaving) = (self.running.mark(), self.leaving.clone());
         let receiver = std::thread::Builder::new()
@@ -154,10 +173,7 @@ impl Hub {
                 hangup(Shutdown::Read);
             })
             .map_err(failed)?;
-        let mut threads = locked(&self.threads);
-        // Of links that have ended.
-        threads.retain(|thread| !thread.is_finished());
-        threads.extend([sender, receiver]);
+        links[at].threads.push(receiver);
         Ok(())
     }
 
@@ -167,7 +183,7 @@ impl Hub {
             .name("penstock-watch".to_string())
             .spawn(move || watch(limits, &shared, &stop))
             .map_err(|error| setup(error.to_string()))?;
-        locked(&self.threads).push(watcher);
+        *locked(&self.watcher) = Some(watcher);
         Ok(())
     }
 
@@ -180,7 +196,7 @@ impl Hub {
     /// One more process.
     fn meet(&self, process: usize) -> Result<Arc<Outbox>, Error> {
         if self.leaving.load(Ordering::Acquire) {
-            return Err(setup(format!("process {process} joins, and this process has left the fabric")));
+            return Err(left(process));
         }
         let mut links = locked(&self.shared.links);
         if process == self.shared.process || links.iter().any(|outbox| outbox.process() == process) {
@@ -229,12 +245,13 @@ impl Hub {
             self.shared.abort(Error::Aborted { worker, reason: reason.to_string() });
         }
         self.shared.links().iter().for_each(|outbox| outbox.close());
+        // None comes after these, and who keeps the door keeps no socket.
+        let links = std::mem::take(&mut *locked(&self.links));
         if !self.running.wait(LINGER) {
-            for (_, hangup) in &*locked(&self.links) {
-                hangup(Shutdown::Both);
-            }
+            links.iter().for_each(|link| (link.hangup)(Shutdown::Both));
         }
-        for thread in std::mem::take(&mut *locked(&self.threads)) {
+        let watcher = locked(&self.watcher).take();
+        for thread in links.into_iter().flat_map(|link| link.threads).chain(watcher) {
             // A panic there has been reported by the panic hook; a drop cannot do more.
             drop(thread.join());
         }
@@ -294,8 +311,7 @@ pub fn processes_with(
     tag: FabricTag,
     limits: Limits,
 ) -> Result<(Vec<Endpoint>, FabricGuard), Error> {
-    let (seats, hub) = found(process, threads, streams, tag, limits, None)?;
-    Ok((seats, FabricGuard { hub }))
+    found(process, threads, streams, tag, limits, None)
 }
 
 /// As [`processes`], for a run that workers may join and leave: threads of these processes, and other processes, which come with
@@ -324,8 +340,8 @@ pub fn joinable_processes_with(
     tag: FabricTag,
     limits: Limits,
 ) -> Result<(Vec<Endpoint>, Door, FabricGuard), Error> {
-    let (seats, hub) = found(process, threads, streams, tag, limits, Some(Hall::new(None)))?;
-    Ok((seats, Door::of(&hub), FabricGuard { hub }))
+    let (seats, guard) = found(process, threads, streams, tag, limits, Some(Hall::new(None)))?;
+    Ok((seats, Door::of(&guard.hub), guard))
 }
 
 /// A process that joins a run which [`joinable_processes`] began. `streams`, by process, are connected and authenticated: to every process of
@@ -389,7 +405,7 @@ fn found(
     tag: FabricTag,
     limits: Limits,
     hall: Option<Hall>,
-) -> Result<(Vec<Endpoint>, Arc<Hub>), Error> {
+) -> Result<(Vec<Endpoint>, FabricGuard), Error> {
     limits.check()?;
     let count = streams.len();
     if threads == 0 || process >= count {
@@ -406,19 +422,18 @@ fn found(
     }
     let (seats, hub, outboxes) = place(process, count, threads, tag, limits, hall)?;
     // Leaves what was set up, should the rest fail.
-    let guard = FabricGuard { hub: hub.clone() };
+    let guard = FabricGuard { hub };
     for (outbox, stream) in outboxes.iter().zip(streams) {
         let Some(stream) = stream else { continue };
-        hub.start(outbox, stream)?;
+        guard.hub.start(outbox, stream)?;
         if joinable {
-            hub.shared.greet(outbox);
+            guard.hub.shared.greet(outbox);
         }
     }
     if joinable || count > 1 {
-        hub.watch()?;
+        guard.hub.watch()?;
     }
-    std::mem::forget(guard);
-    Ok((seats, hub))
+    Ok((seats, guard))
 }
 
 fn place(
@@ -670,5 +685,30 @@ impl Wire {
 impl std::fmt::Debug for Wire {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Wire").field("process", &self.inbound.process).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_fabric_that_was_left_stays() {
+        let tag = FabricTag { query: 3, generation: 1 };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let streams: [Vec<Option<Box<dyn Duplex>>>; 2] =
+            [vec![None, Some(Box::new(ours))], vec![Some(Box::new(theirs)), None]];
+        let founded = streams.into_iter().enumerate();
+        let fabrics: Vec<_> = founded.map(|(process, streams)| processes(process, 1, streams, tag).unwrap()).collect();
+        let hubs: Vec<_> = fabrics.iter().map(|(_, guard)| Arc::downgrade(&guard.hub)).collect();
+        let shared: Vec<_> = fabrics.iter().map(|(_, guard)| Arc::downgrade(&guard.hub.shared)).collect();
+        drop(fabrics);
+        assert!(hubs.iter().all(|hub| hub.upgrade().is_none()));
+        assert!(
+            shared.iter().all(|shared| shared.upgrade().is_none()),
+            "its mailboxes, and what was not taken from them"
+        );
     }
 }

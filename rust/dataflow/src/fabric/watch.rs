@@ -10,7 +10,7 @@
 use std::io::{self, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -56,7 +56,8 @@ impl Read for Heard {
 /// What the thread knows of one link.
 pub(super) struct Watched {
     outbox: Arc<Outbox>,
-    hangup: Arc<Hangup>,
+    /// Gone with the link.
+    hangup: Weak<Hangup>,
     ear: Arc<Ear>,
     /// Bytes offered when the last beat was due.
     offered: u64,
@@ -66,15 +67,17 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn new(outbox: Arc<Outbox>, hangup: Arc<Hangup>, ear: Arc<Ear>) -> Self {
-        Watched { outbox, hangup, ear, offered: 0, accepted: 0, since: Instant::now() }
+    pub(super) fn new(outbox: Arc<Outbox>, hangup: &Arc<Hangup>, ear: Arc<Ear>) -> Self {
+        Watched { outbox, hangup: Arc::downgrade(hangup), ear, offered: 0, accepted: 0, since: Instant::now() }
     }
 
     fn lost(&self, reason: String, shared: &Shared) {
         let process = self.outbox.process();
         shared.link_lost(process, Error::PeerLost { process, reason });
         // Whoever of our threads is blocked on this stream must end.
-        (self.hangup)(Shutdown::Both);
+        if let Some(hangup) = self.hangup.upgrade() {
+            hangup(Shutdown::Both);
+        }
     }
 }
 
