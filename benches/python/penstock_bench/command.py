@@ -57,9 +57,10 @@ def bench(
 ) -> None:
     """Measure penstock beside its peers on this machine.
 
-    Both sides do the same work on the same input and cores, in turn. A ratio above 1 means that ours is better by
-    that factor, for times as for rates. Peers that are not installed are left out, each with a line that says so;
-    `requirements/peers*.txt` say how to get those that need an environment of their own.
+    Both sides do the same work on the same input and cores, in turn; but for the pause of `rescale`, where one
+    runs after the other. A ratio above 1 means that ours is better by that factor, for times as for rates. Peers that
+    are not installed are left out, each with a line that says so; `requirements/peers*.txt` say how to get those that
+    need an environment of their own.
     """
     if seconds is not None and not 0 < seconds <= _MOST_S:
         raise UsageError(f"--seconds {seconds:g}: a number above 0, at most {_MOST_S:g}")

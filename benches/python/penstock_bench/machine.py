@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock import _cpus
 
-__all__ = ["CORES", "NOISY", "Meter", "Usage", "cores", "cpu", "load", "pinned", "stolen"]
+__all__ = ["CORES", "NOISY", "Meter", "Usage", "cores", "cpu", "load", "pinned", "stolen", "worst"]
 
 #: How many cores the benches are pinned to, where the system has that many.
 CORES = 2
@@ -90,6 +90,17 @@ class Usage(NamedTuple):
     own: float | None = None
     foreign: float | None = None
     stolen: float | None = None
+
+
+def worst(*usages: Usage) -> Usage:
+    """The greatest of each figure, of sides that were metered for themselves.
+
+    Examples
+    --------
+    >>> worst(Usage(1.0, 0.2), Usage(0.5, 0.3, 0.1))
+    Usage(own=1.0, foreign=0.3, stolen=0.1)
+    """
+    return Usage(*(max((one for one in each if one is not None), default=None) for each in zip(*usages, strict=True)))
 
 
 class Meter:

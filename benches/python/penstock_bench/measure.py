@@ -1,10 +1,10 @@
 """How the benches measure, and the shape of a result.
 
-Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first; a ratio above
-1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient, None where
-``no_ratio`` of the conditions says why (migrations that are not above rest); a pair from
-which the machine's host took CPU is repeated while there is time, and a line that has one is marked. The twin of
-``benches/rust/src/harness.rs``.
+Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first, or the line says
+that one ran after the other and has no ratios of pairs; a ratio above 1 means that ours is better by that factor;
+`ours` and `peer` are medians and `ratio` is their quotient, None where ``no_ratio`` of the conditions says why
+(migrations that are not above rest); a pair from which the machine's host took CPU is repeated while there is time, and
+a line that has one is marked. The twin of ``benches/rust/src/harness.rs``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ from typing import Any, Literal
 
 from penstock_bench import machine
 
-__all__ = ["LEAST", "Better", "Emit", "Line", "Options", "Paired", "Tell", "compare", "going", "line", "versions"]
+__all__ = [
+    "LEAST",
+    "ONE_AFTER_THE_OTHER",
+    "Better",
+    "Emit",
+    "Line",
+    "Options",
+    "Paired",
+    "Tell",
+    "compare",
+    "going",
+    "line",
+    "versions",
+]
 
 #: One result, ready for JSON.
 Line = dict[str, Any]
@@ -29,6 +42,8 @@ Emit = Callable[[Line], None]
 Tell = Callable[[str], None]
 
 LEAST, MOST = 3, 201
+#: Condition `sides` of lines whose sides did not run in turn.
+ONE_AFTER_THE_OTHER = "one after the other"
 #: When a quick bench has to come to its end, seconds after it began.
 QUICK_S = 38.0
 
@@ -166,7 +181,15 @@ def going(done: int, least: int, within: bool, left: float) -> bool:
 
 
 def line(
-    name: str, case: str, unit: str, better: Better, paired: Paired, options: Options, conditions: Mapping[str, Any]
+    name: str,
+    case: str,
+    unit: str,
+    better: Better,
+    paired: Paired,
+    options: Options,
+    conditions: Mapping[str, Any],
+    *,
+    in_turn: bool = True,
 ) -> Line:
     """Make a result.
 
@@ -182,6 +205,8 @@ def line(
         What was asked for.
     conditions : mapping
         What else one must know to repeat or judge the figure; ``versions`` are merged with ours.
+    in_turn : bool, default True
+        False where all repeats of one side came before those of the other, so that they make no pairs.
 
     Examples
     --------
@@ -193,7 +218,7 @@ def line(
 
     pairs = [_ratio(better, ours, peer) for ours, peer in zip(paired.ours, paired.peer, strict=True)]
     ours, peer = statistics.median(paired.ours), statistics.median(paired.peer)
-    own = dict(conditions)
+    own = dict(conditions) if in_turn else {"sides": ONE_AFTER_THE_OTHER, **conditions}
     return {
         "name": name,
         "case": case,
@@ -212,8 +237,8 @@ def line(
             "repeats": len(paired.ours),
             "better": better,
             "ratio_of": "medians",
-            "paired_ratio": statistics.median(pairs),
-            "paired_ratio_range": _range(pairs),
+            "paired_ratio": statistics.median(pairs) if in_turn else None,
+            "paired_ratio_range": _range(pairs) if in_turn else None,
             "own_cpu": paired.own_cpu,
             "foreign_cpu": paired.foreign_cpu,
             "stolen_cpu": paired.stolen_cpu,

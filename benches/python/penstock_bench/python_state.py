@@ -163,16 +163,21 @@ def _warm_up(sides: dict[str, _Side], files: _Files, batches: int, tell: Tell) -
 
 
 def _rounds(sides: dict[str, _Side], files: _Files, keys: int, options: Options, tell: Tell) -> machine.Usage:
-    """Give every query the same batches until the budget is spent; a peer that is too slow drops out."""
+    """Give every query the same batches until the budget is spent; a peer that is too slow drops out.
+
+    Each round goes the other way round, so that ours is not always first.
+    """
     budget = options.budget(2, quick=24, full=400)
     begin, longest = time.monotonic(), 0.0
-    meter = machine.Meter()
+    meter, order = machine.Meter(), list(sides)
     while going(len(sides[OURS].rates), _LEAST, time.monotonic() - begin + longest <= budget, options.left()):
         turn = time.monotonic()
         file = files.make(range(keys), keys)
-        for name, side in sides.items():
-            # Ours goes first and gets its time; a peer may take what a quick bench has left, and a little more.
+        for name in order:
+            # The first round begins with ours, which gets its time; a peer may take what a quick bench has left, and a
+            # little more.
             limit = _LIMIT_S if name == OURS else min(_LIMIT_S, max(0.0, options.left()) + _GRACE_S)
+            side = sides[name]
             if side.bound is not None:
                 continue
             try:
@@ -186,6 +191,7 @@ def _rounds(sides: dict[str, _Side], files: _Files, keys: int, options: Options,
                 continue
             side.rates.append(keys / seconds)
             tell(f"{name}: {keys:,} rows in {seconds:.2f} s")
+        order.reverse()
         longest = max(longest, time.monotonic() - turn)
     return meter.stop()
 

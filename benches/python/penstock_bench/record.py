@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock_bench.catalogue import BENCHES
 from penstock_bench.machine import NOISY
-from penstock_bench.measure import Line
+from penstock_bench.measure import ONE_AFTER_THE_OTHER, Line
 from penstock_bench.pictures import PICTURES, can_draw, svg
 from penstock_bench.show import figure, ratio
 from penstock_bench.targets import TARGETS, judge
@@ -50,10 +50,10 @@ _HEAD = """\
 
 Made by `penstock bench NAME --record benches/results` from the `.jsonl` files beside this page; not edited by hand. A
 section is one run of one bench: it names its machine, commit and time, which differ between sections.
-Each line is ours beside a peer, in one run, on the same input and cores, both sides in turn. *Ours* and *peer* are
-medians with their least and greatest value. A *ratio* above 1 means that ours is better by that factor, for times as
-for rates; it is the quotient of the medians, and the range beside it is that of the single pairs. Where ours cannot be
-told from what there is anyway, there is no ratio but a word on why.
+Each line is ours beside a peer, in one run, on the same input and cores, both sides in turn, or one after the other
+where that is said. *Ours* and *peer* are medians with their least and greatest value. A *ratio* above 1 means that ours
+is better by that factor, for times as for rates; it is the quotient of the medians, and the range beside it is that of
+the single pairs. Where ours cannot be told from what there is anyway, there is no ratio but a word on why.
 """
 
 #: Milliseconds that a migration may add where rest takes less, by strategy; in lines that do not say it themselves.
@@ -90,9 +90,13 @@ def _has_ratio(line: Line) -> bool:
 def _as_known_today(line: Line) -> Line:
     """A line of an older version of its bench, told as what it is.
 
+    The two sides of `rescale` have always run one after the other, and made no pairs.
     Migrations were recorded by what they add to the latency at rest, at least `_FLOOR_MS`, which is no figure to make a
     ratio of; and they were judged where rest alone takes what they may add, and more than what they did.
     """
+    if line["name"] == "rescale" and "vs Spark" in line["case"]:
+        told = {"sides": ONE_AFTER_THE_OTHER, "paired_ratio": None, "paired_ratio_range": None}
+        return line | {"conditions": line["conditions"] | told}
     if line["name"] != "migration" or line["unit"] != "ms more":
         return line
     conditions = line["conditions"] | {

@@ -1,9 +1,10 @@
 """``rescale``: from one worker to two while the one is saturated, beside Spark's own way.
 
 Both sides count per key what comes, after work of some microseconds for each record in Python (CPU time, spun), from
-files that always wait. Ours: `engine.rescale(2)` while batches run. Spark's: ``groupBy.count`` on RocksDB with one
-state partition and one task for the input; the query is stopped, its state repartitioned offline
-(``StreamingCheckpointManager.repartition``), and the query started again with two, and a task for each part of a file.
+files that always wait. One side runs after the other, since each takes all there is. Ours: `engine.rescale(2)` while
+batches run. Spark's: ``groupBy.count`` on RocksDB with one state partition and one task for the input; the query is
+stopped, its state repartitioned offline (``StreamingCheckpointManager.repartition``), and the query started again with
+two, and a task for each part of a file.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
   the median slice, from the wish until the end of the first batch behind it (``worst_slice_at_rest_s`` is the same of
@@ -94,9 +95,10 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows:
                 f"pause 1 to 2 workers, keys={size} vs Spark offline repartition",
                 "s",
                 "lower",
-                Paired(ours.pauses[:both], peer.pauses[:both], *ours.usage),
+                Paired(ours.pauses[:both], peer.pauses[:both], *machine.worst(ours.usage, peer.usage)),
                 options,
                 conditions | gaps,
+                in_turn=False,
             )
         )
         emit(
@@ -269,6 +271,7 @@ class _Peer:
         )
         self.pauses: list[float] = []
         self.gains: list[float] = []
+        self.usage = machine.Usage()
         tell("Spark: filling and warming up")
         self._stream.give(first)
         self._stream.give(file)
@@ -279,7 +282,7 @@ class _Peer:
 
     def rounds(self, budget: float, options: Options, most: int) -> None:
         """Go up and down until the budget is spent."""
-        begin, longest = time.monotonic(), 0.0
+        begin, longest, meter = time.monotonic(), 0.0, machine.Meter()
         while len(self.pauses) < most and going(
             len(self.pauses), LEAST, time.monotonic() - begin + longest <= budget, options.left()
         ):
@@ -292,6 +295,7 @@ class _Peer:
             self.gains.append(two / one)
             self._tell(f"Spark {len(self.pauses)}: pause {pause:.2f} s, rate x {two / one:.2f}")
             longest = max(longest, time.monotonic() - turn)
+        self.usage = meter.stop()
 
     def close(self) -> None:
         self._stream.stop()
