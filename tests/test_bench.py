@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,6 +243,85 @@ def test_an_interrupt_while_the_program_starts_leaves_no_program(monkeypatch: py
         assert started[0].poll() is not None
     finally:
         started[0].kill()
+
+
+#: A bench that has started a process, beside which it ends on an interrupt, or does not.
+_BENCH = """
+import signal, subprocess, sys
+beside = subprocess.Popen(["sleep", "600"])
+print(beside.pid, file=open(sys.argv[1], "w"), flush=True)
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    print("ready", file=open(sys.argv[1] + ".ready", "w"), flush=True)
+    beside.wait()
+finally:
+    beside.kill()
+"""
+
+
+def _in_fake_child(monkeypatch: pytest.MonkeyPatch, noted: Path, kind: str) -> Any:
+    """`_in_child` of a bench that is that program."""
+    from penstock_bench import runner
+
+    popen = subprocess.Popen
+
+    def started(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        return popen([sys.executable, "-c", _BENCH, str(noted), kind], **options)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", started)
+    return runner
+
+
+def _wait_until(over: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not over():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _is_over(number: int) -> bool:
+    """Whether a process has ended, reaped or not: what reaps the processes of others may take its time."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_asks_a_run_of_all_to_end_ends_its_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """And what that has started, which is in no session of ours."""
+    runner = _in_fake_child(monkeypatch, tmp_path / "pid", "hears")
+    monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": None})
+
+    def ask() -> None:
+        _wait_until((tmp_path / "pid.ready").exists)
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_all(tmp_path, Options(), False, print, print)
+    asking.join()
+    beside = int((tmp_path / "pid").read_text())
+    _wait_until(lambda: _is_over(beside))
+    assert signal.getsignal(number) is before
+
+
+def test_a_bench_that_takes_too_long_and_does_not_hear_is_killed_with_all_of_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = _in_fake_child(monkeypatch, tmp_path / "pid", "deaf")
+    monkeypatch.setattr(runner, "LIMIT_S", 5.0)
+    monkeypatch.setattr(runner, "ENDING_S", 0.5)
+    with pytest.raises(EngineError, match="did not end within 5 s"):
+        runner._in_child(find("frontier"), Options())
+    beside = int((tmp_path / "pid").read_text())
+    _wait_until(lambda: _is_over(beside))
 
 
 def _children(parent: int, name: str) -> list[int]:
@@ -656,6 +736,36 @@ def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
     assert found[1]["ratio"] == 100.0 and "peer_unfinished" not in found[1]["conditions"]
     python_state._tell_of("stateful_map", ours, "transformWithState", side(), 1000, *rest)
     assert len(found) == 2 and told == ["stateful_map beside transformWithState: no time was left for it"]
+
+
+def test_a_round_goes_the_other_way_than_the_one_before() -> None:
+    """The first of a round finds other things done than the last: ours is not always first."""
+    from penstock_bench import python_state
+
+    order: list[str] = []
+
+    def side(name: str) -> Any:
+        def give(file: Path, limit: float) -> float:
+            order.append(name)
+            return 1.0
+
+        return python_state._Side(SimpleNamespace(give=give), None)  # type: ignore[arg-type]
+
+    sides = {name: side(name) for name in (python_state.OURS, "b", "c")}
+    files: Any = SimpleNamespace(make=lambda keys, rows: Path("file"))
+    python_state._rounds(sides, files, 10, Options(seconds=0.0), lambda text: None)
+    assert order == [python_state.OURS, "b", "c", "c", "b", python_state.OURS]
+
+
+def test_sides_that_ran_one_after_the_other_make_no_pairs(tmp_path: Path) -> None:
+    case = "pause 1 to 2 workers, keys=9 vs Spark offline repartition"
+    parts = ("rescale", case, "s", "lower", Paired([1.0, 2.0], [8.0, 9.0]), Options(), {})
+    now = line(*parts, in_turn=False)  # type: ignore[arg-type]
+    assert now["conditions"]["paired_ratio_range"] is None and now["ratio"] == 8.5 / 1.5
+    for recorded in (now, line(*parts)):  # type: ignore[arg-type]
+        record.write(tmp_path, "rescale", [recorded])
+        page = (tmp_path / "README.md").read_text()
+        assert "| **5.67x** | 2 |" in page and "sides one after the other" in page
 
 
 @pytest.mark.timeout(300)

@@ -6,18 +6,22 @@ Invariant: whatever ends a run, no process that it started stays behind.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock import _native
+from penstock.cli.common import interrupt_later
 from penstock.errors import ConfigError, EngineError
 from penstock_bench import core, machine, record
 from penstock_bench.catalogue import BENCHES, Bench
@@ -31,6 +35,8 @@ _KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_ra
 _CHANGED = "-changed"
 #: Seconds after which a bench of a run of all is given up.
 LIMIT_S = 900.0
+#: Seconds that it has to end what it has started, when it is interrupted.
+ENDING_S = 40.0
 
 
 def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
@@ -94,6 +100,11 @@ def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell)
     """
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigError("a run of all benches needs Spark: pip install 'penstock[spark]'")
+    with _interrupted_by_all():
+        return _run_all(folder, options, again, emit, tell)
+
+
+def _run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell) -> list[str]:
     core.program(tell)
     commit = _about()["commit"]
     failed = []
@@ -123,33 +134,48 @@ def _in_child(bench: Bench, options: Options) -> list[Line]:
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
     # In a session of its own, so that Ctrl-C comes through us, and once.
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    expired = threading.Event()
-
-    def expire() -> None:
-        expired.set()
-        child.send_signal(signal.SIGINT)
-
-    timer = threading.Timer(LIMIT_S, expire)
-    timer.daemon = True
-    timer.start()
+    with interrupt_later():  # or it would be started and known to nobody
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        out, _ = child.communicate()
+        out, _ = child.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        _end(child)
+        raise EngineError(f"{bench.name} did not end within {LIMIT_S:g} s and is not recorded") from None
     except BaseException:
-        child.send_signal(signal.SIGINT)
-        try:
-            child.communicate(timeout=40)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            child.kill()
-            child.communicate()
+        _end(child)
         raise
-    finally:
-        timer.cancel()
-    if expired.is_set():
-        raise EngineError(f"{bench.name} did not end within {LIMIT_S:g} s and is not recorded")
     if child.returncode != 0:
         raise EngineError(f"{bench.name} failed with exit status {child.returncode} and is not recorded")
     return [json.loads(text) for text in out.splitlines()]
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Interrupt a bench and give it time to end what it has started; then, or at the next interrupt, end them all."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.communicate(timeout=ENDING_S)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+@contextlib.contextmanager
+def _interrupted_by_all() -> Iterator[None]:
+    """Let what asks this process to end do what Ctrl-C does: the children are in sessions of their own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with contextlib.ExitStack() as restore:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            restore.callback(signal.signal, number, signal.signal(number, interrupt))
+        yield
 
 
 def _same(line: Line, commit: str | None, options: Options) -> bool:
