@@ -200,10 +200,14 @@ def test_tpcxbb_report_and_output(shop: Path, tmp_path: Path, capsys: pytest.Cap
         facts = report(capsys, *given)
         assert facts["query"] == query and facts["host"] == "local" and facts["workers"] == 2
         assert facts["queue"] in given and facts["scheduler"] in given and facts["mode"] == "threads"
+        assert facts["peak_memory_bytes"] > 2**20
         assert facts["output_rows"] == len(rows) and facts["rows"] == (200 if query[1] in "234" else len(sales(shop)))
         got = [tuple(row.values()) for row in pq.read_table(output).to_pylist()]
         assert (sorted(got) if query in BAGS else got) == rows, query
-    assert main(["tpcxbb", "--query", "q4", "--input", str(shop), "--output", str(output)]) == 0
+    given = ["tpcxbb", "--query", "q4", "--input", str(shop), "--output", str(output), "--mode"]
+    for mode in ("processes", "auto"):
+        assert report(capsys, *given, mode)["peak_memory_bytes"] is None, "others may have done the work"
+    assert main(given[:-1]) == 0
     text = capsys.readouterr()
     assert text.out.startswith("200 rows in ") and text.err == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "shop"]

@@ -146,9 +146,10 @@ def test_every_query_of_nexmark(nexmark_data: Path, tmp_path: Path, query: str, 
     given = ["nexmark", "--query", query, "--input", str(nexmark_data), "--output", str(output), "--workers", workers]
     if host == "engine" and workers != "1" and query not in ("q1", "q2"):
         given += ["--migrate", "0:1@30%", "--migrate", "1:0@60%", "--strategy", "matched", "--gap", "drain"]
-    program = start(tmp_path, *given, "--host", host)
-    _, errors = program.communicate()
+    program = start(tmp_path, *given, "--host", host, "--json")
+    out, errors = program.communicate()
     assert (program.returncode, errors) == (0, "")
+    assert json.loads(out)["peak_memory_bytes"] is None, "the work is done elsewhere"
     wanted = nexmark_data / "expected" / f"{query}.parquet"
     assert pq.read_schema(output).names == pq.read_schema(wanted).names
     assert bag(output) == bag(wanted)

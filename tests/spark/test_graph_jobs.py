@@ -177,6 +177,7 @@ def test_the_command(tmp_path: Path, more: list[str]) -> None:
     command = [sys.executable, "-m", "penstock.cli", "cliques", *shared, *more]
     facts = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout)
     assert facts["count"] == 48_260
+    assert facts["peak_memory_bytes"] is facts["loaded_peak_memory_bytes"] is None, "the graph is in Spark's tasks"
     if more[0] == "--output":
         assert pq.read_table(tmp_path / more[1]).num_rows == 48_260
         assert os.listdir(tmp_path) == [more[1]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as json_text
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pyarrow as pa
 import typer
 
 from penstock.cli.choices import Host
-from penstock.cli.common import UsageError, check_output, spark_session, whole_file
+from penstock.cli.common import UsageError, check_output, peak_bytes, spark_session, whole_file
 from penstock.graph._index import Index
 from penstock.graph._options import MOST, Options, Progress
 from penstock.graph._patterns import RELATION, clique
@@ -43,9 +42,9 @@ class _Found:
     edges: int
     admitted_maximum: int | None
     batches_maximum: int | None
-    #: When the graph was there, and the most memory until then.
+    #: When the graph was there, and the most memory until then, where this process has it.
     loaded_at: float
-    loaded_peak: int
+    loaded_peak: int | None
 
 
 def cliques(
@@ -114,6 +113,7 @@ def cliques(
     found = run(edges, numbers["size"], options, output, show, how)
     loaded = found.loaded_at - begin
     seconds = time.perf_counter() - begin
+    peak = None if host is Host.spark else peak_bytes()
     facts: dict[str, Any] = {
         "command": "cliques",
         "host": host.value,
@@ -130,7 +130,7 @@ def cliques(
         "search_seconds": round(seconds - loaded, 6),
         "admitted_maximum": found.admitted_maximum,
         "batches_maximum": found.batches_maximum,
-        "peak_memory_bytes": _peak_bytes(),
+        "peak_memory_bytes": peak,
         "loaded_peak_memory_bytes": found.loaded_peak,
         "output": None if output is None else str(output),
     }
@@ -140,7 +140,8 @@ def cliques(
     kind, what = "undirected" if undirected else "directed", "clique" if found.count == 1 else "cliques"
     print(
         f"{found.count:,} {kind} {what} of {size} nodes in {found.nodes:,} nodes and {found.edges:,} edges,"
-        f" {seconds:.2f} s ({loaded:.2f} s to load), {_peak_bytes() / 2**20:,.0f} MiB at most"
+        f" {seconds:.2f} s ({loaded:.2f} s to load)"
+        + ("" if peak is None else f", {peak / 2**20:,.0f} MiB at most")
         + ("" if output is None else f", written to {output}")
     )
 
@@ -154,17 +155,11 @@ def _whole(name: str, text: str) -> int:
     return number
 
 
-def _peak_bytes() -> int:
-    """Most memory that this process ever had resident, as the system saw it."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)
-
-
 def _local(
     edges: dict[str, Any], size: int, options: Options, output: Path | None, show: bool, how: dict[str, Any]
 ) -> _Found:
     index = Index(edges, **how)
-    loaded = time.perf_counter(), _peak_bytes()
+    loaded = time.perf_counter(), peak_bytes()
     pattern, order = clique(size)
     with _bar(show, "nodes") as progress:
         if output is None:
@@ -214,7 +209,7 @@ def _spark(
     with spark_session("penstock cliques", options.threads, options.threads) as (spark, folder):
         per_task = Options(1, options.batches, options.batch_size, options.batch_rows)
         job = graph.Job(spark, edges, pattern, order, per_task, **how)
-        loaded = time.perf_counter(), _peak_bytes()
+        loaded = time.perf_counter(), None
         with _bar(show, "tasks") as progress:
             if output is None:
                 done = job.counted(progress)

@@ -29,6 +29,7 @@ from penstock._durations import format_duration, parse_duration
 from penstock._flow import Flow
 from penstock._local import LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
+from penstock.cli.choices import Host
 from penstock.errors import ConfigError
 
 #: What a command reads: batches, or those of each source by its name.
@@ -49,6 +50,7 @@ __all__ = [
     "one_line",
     "parse_move",
     "parse_resizes",
+    "peak_bytes",
     "spark_session",
     "whole_file",
 ]
@@ -132,11 +134,18 @@ class Resize:
         return f"{self.before}:{self.after}@{self.when}"
 
 
+def peak_bytes() -> int:
+    """Most memory that this process ever had resident, as the system saw it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
+
+
 @dataclass
 class Report:
     """What a command did; printed as text or as one JSON object.
 
-    `rows_name` is what people call the rows.
+    `rows_name` is what people call the rows. `elsewhere`: whether processes beside this one may have done the work, as
+    they do on every host but local; then nobody knows the peak of their memory.
     """
 
     command: str
@@ -151,10 +160,11 @@ class Report:
     migrations: list[dict[str, Any]] = field(default_factory=list)
     rescales: list[dict[str, Any]] = field(default_factory=list)
     rows_name: str = "rows"
+    elsewhere: bool = False
 
     def to_json(self) -> str:
         """Return the report as one line of JSON."""
-        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        elsewhere = self.elsewhere or self.host != Host.local.value
         return json.dumps(
             {
                 "command": self.command,
@@ -168,7 +178,7 @@ class Report:
                 "late_rows": self.late_rows,
                 "migrations": self.migrations,
                 **({"rescales": self.rescales} if self.rescales else {}),
-                "peak_memory_bytes": peak_kib * (1 if sys.platform == "darwin" else 1024),
+                "peak_memory_bytes": None if elsewhere else peak_bytes(),
                 "output": self.output,
             }
         )

@@ -110,7 +110,9 @@ def tpcxbb(
         raise UsageError(f"--input {input}: is no folder; name the folder that holds params.json and the tables")
     tables = (CLICKS, SALES, ITEM, PAGE)
     check_output(output, [input / "params.json", *(input / f"{table.name}.parquet" for table in tables)])
-    report = Report("tpcxbb", host.value, workers, str(output))
+    # Auto may choose processes.
+    elsewhere = mode in (Mode.auto, Mode.processes)
+    report = Report("tpcxbb", host.value, workers, str(output), elsewhere=elsewhere)
     how = {"mode": mode.value, "scheduler": scheduler.value, "queue": queue.value}
     report.more = {"query": query, **how}
     report.rows = workload.check(asked, input)
