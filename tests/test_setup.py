@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import tomllib
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +45,25 @@ def test_it_says_how_many_crates_are_left(setup: ModuleType, capsys: pytest.Capt
     progress.hear("   Compiling penstock-plan v0.1.0")
     progress.hear("    Building [=====>      ] 97/172: arrow-array, penstock-dataflow")
     assert told(setup, capsys, progress) == "97 of 172 crates built, now arrow-array, penstock-dataflow"
+
+
+def test_a_release_build_stays_as_long_as_it_is_up_to_date(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`make run` behind `make release` built it again as a setup build."""
+    monkeypatch.setattr(setup, "STAMPS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["setup.py"])
+    assert setup.arguments().profile is None and setup.usual_profile("c0ffee") == "setup"
+    for stamp, profile in (("release c0ffee", "release"), ("release older", "setup"), ("setup c0ffee", "setup")):
+        (tmp_path / "native").write_text(stamp)
+        assert setup.usual_profile("c0ffee") == profile
+
+
+def test_our_builds_are_locked_and_those_of_a_source_distribution_are_not() -> None:
+    """It has fewer members than Cargo.lock knows of, so pip could not build it."""
+    root = Path(__file__).resolve().parents[1]
+    assert "locked" not in tomllib.loads((root / "pyproject.toml").read_text())["tool"]["maturin"]
+    files = [root / "Makefile", root / "scripts" / "setup.py", *(root / ".github" / "workflows").glob("*.yml")]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    builds = [line for line in lines if re.search(r"maturin\W+(build|develop)\b", line)]
+    assert len(builds) == 4 and all("--locked" in line for line in builds), builds
