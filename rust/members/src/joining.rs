@@ -19,8 +19,8 @@ pub struct Joining<P> {
     preferred: Option<Id>,
     server: Option<Id>,
     attempt: u64,
-    /// When the server was asked.
-    since: u64,
+    /// The first tick after the server was asked, or of all while none was.
+    since: Option<u64>,
     /// The server takes too long, is gone, or answered with a fault.
     failed: bool,
     /// Those whose progress was under way when this one was admitted; `None` before the first list.
@@ -41,7 +41,7 @@ impl<P: Clone> Joining<P> {
             preferred,
             server: None,
             attempt: 0,
-            since: 0,
+            since: None,
             failed: false,
             speakers: None,
             starts: BTreeMap::new(),
@@ -89,9 +89,12 @@ impl<P: Clone> Joining<P> {
     }
 
     pub(crate) fn tick(&mut self, now: u64, limit: u64) {
-        self.failed |= !self.installed && self.server.is_some() && now >= self.since + limit;
-        if now >= limit {
-            self.preferred = self.preferred.filter(|_| self.server.is_some());
+        if now < *self.since.get_or_insert(now) + limit {
+            return;
+        }
+        match self.server {
+            Some(_) => self.failed |= !self.installed,
+            None => self.preferred = None,
         }
     }
 
@@ -131,14 +134,14 @@ impl<P: Clone> Joining<P> {
 impl<P: Clone> Member<P> {
     /// Asks for what is missing, and installs when nothing is.
     pub(crate) fn advance_join(&mut self, host: &mut impl Host<Part = P>) -> Result<(), Failure> {
-        let (list, now) = (self.list.clone(), self.now);
+        let list = self.list.clone();
         let Some(joining) = &mut self.joining else { return Ok(()) };
         if joining.server.is_none() || joining.failed {
             let Some(server) = joining.choose(&list) else { return Ok(()) };
             let before = joining.server.replace(server).filter(|before| list.members.contains_key(before));
             let dropped = joining.attempt;
             joining.attempt += 1;
-            joining.since = now;
+            joining.since = None;
             (joining.failed, joining.states) = (false, None);
             joining.ranges.clear();
             let attempt = joining.attempt;

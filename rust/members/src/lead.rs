@@ -95,11 +95,14 @@ impl<P: Clone> Member<P> {
     }
 
     /// Withdraws joiners that take longer than the limit.
-    pub(crate) fn withdraw_late(&mut self) {
+    pub(crate) fn withdraw_late(&mut self, now: u64) {
+        self.since.values_mut().for_each(|since| _ = since.get_or_insert(now));
         if self.list.lead() != Some(self.id) {
             return;
         }
-        let late = self.since.iter().filter(|(_, since)| self.now >= **since + self.limits.join).map(|(id, _)| *id);
+        let join = self.limits.join;
+        let late = |since: &Option<u64>| since.is_some_and(|since| now >= since + join);
+        let late = self.since.iter().filter(|(_, since)| late(since)).map(|(id, _)| *id);
         let late: Vec<Id> = late.filter(|id| !self.requests.contains(&Request::Withdraw(*id))).collect();
         self.requests.extend(late.into_iter().map(Request::Withdraw));
     }

@@ -109,7 +109,6 @@ pub enum Output<P> {
 pub struct Member<P> {
     pub(crate) id: Id,
     pub(crate) limits: Limits,
-    pub(crate) now: u64,
     pub(crate) list: Arc<List>,
     pub(crate) casters: BTreeMap<u64, Caster>,
     /// By dataflow: what the next bundle rests on.
@@ -145,8 +144,8 @@ pub struct Member<P> {
     pub(crate) askers: BTreeMap<Id, u64>,
     /// By joiner and sender: the numbers with which the sender's progress goes to the joiner itself, by dataflow.
     pub(crate) ends: BTreeMap<Id, BTreeMap<Id, BTreeMap<u64, u64>>>,
-    /// By joiner: when its list was adopted.
-    pub(crate) since: BTreeMap<Id, u64>,
+    /// By joiner: the first tick after its list was adopted. Messages bring no time, and the tick before may be long ago.
+    pub(crate) since: BTreeMap<Id, Option<u64>>,
     pub(crate) requests: VecDeque<Request>,
     out: Vec<Output<P>>,
 }
@@ -156,7 +155,6 @@ impl<P: Clone> Member<P> {
         Member {
             id,
             limits,
-            now: 0,
             list: Arc::new(list),
             casters: BTreeMap::new(),
             afters: BTreeMap::new(),
@@ -233,11 +231,6 @@ impl<P: Clone> Member<P> {
     /// Whether all that was sent under the list before has come.
     pub fn is_settled(&self) -> bool {
         self.unsettled.is_empty()
-    }
-
-    /// The time of the last tick.
-    pub fn now(&self) -> u64 {
-        self.now
     }
 
     /// What is kept for a join or for somebody who is gone, if anything: nothing between joins and leaves.
@@ -480,7 +473,7 @@ impl<P: Clone> Member<P> {
         self.ends.retain(|joiner, _| joins(joiner));
         self.since.retain(|joiner, _| joins(joiner));
         for joiner in list.joining() {
-            self.since.entry(joiner).or_insert(self.now);
+            self.since.entry(joiner).or_insert(None);
         }
         if !list.members.contains_key(&self.id) && self.joining.is_some() && !self.seated {
             self.over = true;
@@ -713,16 +706,15 @@ impl<P: Clone> Member<P> {
         self.lost(joiner, host)
     }
 
-    /// Time passes.
+    /// Time passes. What is measured begins with the tick after it began, so ticks come while somebody joins.
     ///
     /// # Errors
     /// As [`Member::accept`].
     pub fn tick(&mut self, now: u64, host: &mut impl Host<Part = P>) -> Result<(), Failure> {
-        self.now = now;
         if self.over {
             return Ok(());
         }
-        self.withdraw_late();
+        self.withdraw_late(now);
         let serve = self.limits.serve;
         if let Some(joining) = &mut self.joining {
             joining.tick(now, serve);

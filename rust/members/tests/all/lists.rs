@@ -10,7 +10,7 @@ use crate::machine::{Host, Id, Lane, Limits, List, Member, Message, Output, Stan
 const LIMITS: Limits = Limits { join: 10, serve: 10 };
 
 /// Counts nothing.
-struct Nobody;
+pub(crate) struct Nobody;
 
 impl Host for Nobody {
     type Part = ();

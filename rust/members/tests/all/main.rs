@@ -12,6 +12,7 @@ mod runs;
 #[path = "../support/world.rs"]
 mod world;
 
+mod clock;
 mod lists;
 mod model;
 mod simulation;

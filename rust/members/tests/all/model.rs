@@ -67,7 +67,8 @@ fn actions(state: &mut State) -> Vec<(Action<u64>, Left)> {
             actions.push((Action::Consume { at, dataflow: 0, message, keep: Vec::new() }, left));
         }
         if left.admits > 0 && at == 0 {
-            actions.push((Action::Admit { at, count: 1 }, Left { admits: left.admits - 1, ..left }));
+            let now = if left.delays > 0 { 0 } else { 10 };
+            actions.push((Action::Admit { at, count: 1, now }, Left { admits: left.admits - 1, ..left }));
         }
         if left.leaves > 0 && at == 0 && world.may_leave(at) {
             actions.push((Action::Leave(at), Left { leaves: left.leaves - 1, ..left }));

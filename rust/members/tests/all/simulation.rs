@@ -35,7 +35,6 @@ fn members_come_and_go_while_records_flow() {
     let seen = try_all("members_come_and_go_while_records_flow", runs::calm);
     let many = seeds().len() >= 100;
     assert!(!many || seen.seats > 300 && seen.closed > 300 && seen.asks > 20, "{seen:?}");
-    assert_eq!(seen.refused, 0, "nobody is refused without a fault");
 }
 
 /// Servers and joiners that rest, repeated messages, joiners that die: a join ends one way or the other and leaves nothing behind.

@@ -66,7 +66,7 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
     let mut random = Random(seed);
     let graph = Graph::<T>::random(&mut random, false);
     let limits = match weather {
-        Weather::Calm => Limits { join: u64::MAX / 2, serve: u64::MAX / 2 },
+        Weather::Calm => Limits { join: PATIENCE, serve: PATIENCE },
         _ => Limits { join: 100 + random.next() % 3000, serve: 50 + random.next() % 400 },
     };
     let founders = 1 + random.below(3);
@@ -86,9 +86,12 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
     // Which links carry nothing until when.
     let mut slow: Vec<(Id, Id, u64)> = Vec::new();
     let mut died = 0;
+    // Much time passes between two joins.
+    let mut clock = 0;
     let mut now = 0;
     loop {
         now += 1;
+        clock += 1;
         if now > PATIENCE {
             return Err(format!("nothing is settled after {PATIENCE} steps: {}", world.why_not_quiet()));
         }
@@ -97,6 +100,9 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
         let comes = comes || weather == Weather::Deadly && deaths > 0;
         if ids.is_empty() || world.quiet() && (world.doomed || !comes) {
             break;
+        }
+        if !ids.iter().any(|id| world.watches_clock(*id)) {
+            clock += 2 * PATIENCE;
         }
         let at = ids[random.below(ids.len())];
         if rests.iter().any(|(id, until)| *id == at && now < *until) {
@@ -157,7 +163,7 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
                 }
                 let count = (1 + random.below(2)).min(joins);
                 joins -= count;
-                Action::Admit { at, count }
+                Action::Admit { at, count, now: clock }
             }
             11 if leaves > 0 && random.chance(20) => {
                 if world.may_leave(at) {
@@ -168,7 +174,12 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
                 }
             }
             12 => Action::Drained(at),
-            13 => Action::Tick(at, now),
+            13 => {
+                if !world.watches_clock(at) {
+                    continue;
+                }
+                Action::Tick(at, clock)
+            }
             14 if deaths > 0 && random.chance(15) => {
                 let joins = world.member(at).is_some_and(|member| {
                     !member.is_current() || member.list().standing(at) == Some(Standing::Joining)
@@ -210,6 +221,9 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
         world.act(action).map_err(|what| format!("step {now}, {said}: {what}"))?;
     }
     world.check_end()?;
+    if weather == Weather::Calm && world.refused > 0 {
+        return Err(format!("{} joiners were refused without a fault", world.refused));
+    }
     let (seats, closed, refused, asks) = (world.seats, world.closed, world.refused, world.asks);
     Ok(Seen { seats, closed, refused, asks, died, doomed: usize::from(world.doomed) })
 }

@@ -199,6 +199,7 @@ pub(crate) enum Action<T> {
     Admit {
         at: Id,
         count: usize,
+        now: u64,
     },
     Leave(Id),
     Drained(Id),
@@ -439,13 +440,13 @@ impl<T: Time> World<T> {
                 member.cast(dataflow, site);
                 Ok(())
             })?,
-            Action::Admit { at, count } => {
+            Action::Admit { at, count, now } => {
                 if self.acts(at) {
                     self.tickets += 1;
                     let ticket = self.tickets;
                     self.with(at, |member, site| {
                         member.admit(ticket, count);
-                        member.tick(member.now(), site)
+                        member.tick(now, site)
                     })?;
                 }
             }
@@ -478,6 +479,14 @@ impl<T: Time> World<T> {
             }
         }
         Ok(())
+    }
+
+    /// Whether somebody joins, as far as this worker knows: else it is not ticked.
+    pub(crate) fn watches_clock(&self, at: Id) -> bool {
+        self.workers.get(&at).is_some_and(|worker| {
+            let list = worker.member.list();
+            list.members.is_empty() || list.joining().next().is_some() || !worker.member.is_seated()
+        })
     }
 
     fn worker(&mut self, at: Id) -> &mut Worker<T> {
