@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import decimal
 import gc
 import itertools
 import os
@@ -311,6 +313,56 @@ def test_what_does_not_pickle_is_said() -> None:
     kept = ordered.stateful(lambda state, x: (threading.Lock(), [x]))
     states = outcomes(ordered.Pipeline([kept]).run([1, 2], mode="processes", workers=2, chunk=1))
     assert [kind for kind, _ in states] == [errors.NotPicklable] * 2
+
+
+class Rude:
+    """Pickles, and cannot be restored."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rude, ())
+
+
+def _rude() -> None:
+    raise ValueError("never again")
+
+
+def test_what_cannot_be_restored_costs_nobody_else_its_result() -> None:
+    modes: dict[str, Any] = {"mode": "processes", "workers": 2, "chunk": 4}
+    made = outcomes(pk.ordered_map(lambda x: Rude() if x == 2 else x, range(6), **modes))
+    assert made[:2] == [0, 1] and made[3:] == [3, 4, 5]
+    assert made[2][0] is errors.NotPicklable and "item 2 of the input" in made[2][1]
+    sent = outcomes(pk.ordered_map(str, [0, 1, Rude(), 3, 4, 5], **modes))
+    assert sent[:2] == ["0", "1"] and sent[3:] == ["3", "4", "5"]
+    assert sent[2][0] is errors.NotPicklable and "item 2 of the input" in sent[2][1]
+    # Values that have an origin: of each item the results before the one.
+    twice = ordered.Pipeline([ordered.flat_map(lambda x: [x, x]), ordered.map(lambda x: Rude() if x == 1 else x)])
+    many = outcomes(twice.run(range(3), **modes))
+    assert [one for one in many if isinstance(one, int)] == [0, 0, 2, 2] and many[2][0] is errors.NotPicklable
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_functions_find_the_context_variables_of_who_takes_results(mode: Any) -> None:
+    def third(x: int) -> tuple[str, int]:
+        number.set(number.get() + 1)
+        return str(decimal.Decimal(1) / 3), number.get()
+
+    def third_of(x: int) -> str:
+        return str(decimal.Decimal(x) / 3)
+
+    def keyed(x: int) -> str:
+        made.add(third_of(x))
+        return third_of(x)
+
+    made: set[str] = set()
+    number = contextvars.ContextVar("number", default=0)
+    with decimal.localcontext(prec=4):
+        number.set(6)
+        items = list(pk.ordered_map(third, range(9), mode=mode, workers=2, chunk=1))
+        key = ordered.partitioned(lambda _, x: (None, [third_of(x)]), key=keyed)
+        keys = list(ordered.Pipeline([key]).run([1, 2, 1], mode=mode, workers=2, chunk=1))
+    assert {text for text, _ in items} == {"0.3333"}
+    assert mode == "inline" or {seen for _, seen in items} == {7}, "a copy for each call"
+    assert keys == ["0.3333", "0.6667", "0.3333"] and made == {"0.3333", "0.6667"}
 
 
 class Picky(Exception):

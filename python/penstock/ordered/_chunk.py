@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextvars import Context
 from typing import Any
 
 __all__ = ["Chunk", "Failure", "add_note", "estimate_bytes"]
@@ -40,12 +41,13 @@ class Chunk:
     """See the module.
 
     `count` is how many items it was made of, `final` says that the input ends with it, `spent` is seconds of work,
-    `size` about the bytes of the items.
+    `size` about the bytes of the items, `context` the variables of the caller when it was handed to a worker.
     """
 
-    __slots__ = ("count", "failed", "final", "first", "number", "origins", "size", "spent", "values")
+    __slots__ = ("context", "count", "failed", "final", "first", "number", "origins", "size", "spent", "values")
 
     def __init__(self, number: int, first: int, values: list[Any], final: bool = False) -> None:
+        self.context: Context | None = None
         self.number = number
         self.first = first
         self.count = len(values)

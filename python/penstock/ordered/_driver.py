@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import os
 import time
 import weakref
@@ -304,6 +305,8 @@ class Driver:
         """Hand the chunk on the desk over."""
         desk = self._desk
         if not desk.pushed:
+            assert desk.chunk is not None
+            desk.chunk.context = contextvars.copy_context()
             caught(desk.pushed, engine.push, desk.chunk, desk.size)
         if not desk.pushed[0]:
             desk.pushed.clear()

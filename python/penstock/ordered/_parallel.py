@@ -3,7 +3,8 @@
 Invariants: an operator does not raise for what a user's function did: that is a `Failure` among the values, and what
 does come out of an operator as an exception ends the run; no more functions of the user's run at a time than there are
 workers, although the pipeline may have more threads (the runtime would do without any if it had one, and callers of
-worker processes pickle while others wait).
+worker processes pickle while others wait); in threads a function finds the context variables that the caller had when
+the chunk was handed over, in a copy for each call, so what it sets is seen by nobody else.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ class _Hand:
     name: str
 
 
+def _in_context(chunk: Chunk, call: Callable[..., Any], argument: Any) -> Any:
+    """Call it with the context variables of who handed the chunk over."""
+    if chunk.context is None:
+        return call(argument)
+    # Threads cannot share one, and parts of a chunk go to several. A copy takes the same time whatever is in it.
+    return chunk.context.copy().run(call, argument)
+
+
 class Parallel:
     """See `driver.Engine`.
 
@@ -96,7 +105,13 @@ class Parallel:
             kind = "stateless" if isinstance(operator, Stateless) else "stateful"
             return {"kind": kind, "name": operator.name, "call": self._whole(place, operator)}
         part, pool = self._part(place, operator), self._pool
-        split = operator.split if pool is None else functools.partial(pool.split, place, operator)
+        found = operator.split if pool is None else functools.partial(pool.split, place, operator)
+
+        def split(chunk: Chunk) -> list[Part]:
+            # Keys are made by a function, too.
+            parts: list[Part] = _in_context(chunk, found, chunk)
+            return parts
+
         if operator.forgets:
             return {
                 "kind": "partitioned",
@@ -108,7 +123,7 @@ class Parallel:
             }
 
         def call(worker: int, chunk: Chunk) -> Chunk:
-            return operator.merge([part(worker, found) for found in split(chunk)])
+            return operator.merge([part(worker, one) for one in split(chunk)])
 
         return {"kind": "stateful", "name": operator.name, "call": call}
 
@@ -122,7 +137,7 @@ class Parallel:
                 started = time.perf_counter()
                 self._hands[worker] = _Hand(threading.get_ident(), started, chunk.number, numbers[0], numbers[-1], name)
                 try:
-                    operator(chunk)
+                    _in_context(chunk, operator, chunk)
                 finally:
                     self._hands[worker] = None
                 chunk.spent += time.perf_counter() - started
@@ -145,7 +160,7 @@ class Parallel:
                 started, thread = time.perf_counter(), threading.get_ident()
                 self._hands[worker] = _Hand(thread, started, part.chunk.number, numbers[0], numbers[-1], name)
                 try:
-                    operator.operate(part)
+                    _in_context(part.chunk, operator.operate, part)
                 finally:
                     self._hands[worker] = None
                 part.spent = time.perf_counter() - started

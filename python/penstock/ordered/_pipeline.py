@@ -154,6 +154,8 @@ def ordered_map(
     which cannot be ended, it also ends the iterator. `ItemsLost` takes the place of the items on which a worker process
     died. `NotPicklable` takes that of an item or a result that cannot travel.
 
+    In threads `f` finds the context variables of who takes the results (the precision of `decimal`, for one) in a
+    copy; they do not reach worker processes.
     In worker processes `f` works on copies: it cannot change what the caller sees. Scripts whose functions live in
     ``__main__`` need no guard: the children do not import it.
 

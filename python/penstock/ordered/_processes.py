@@ -246,8 +246,51 @@ class Pool:
     def _apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
         numbers, turn = chunk.numbers(), (chunk.number, place, None)
         try:
+            reply = self._whole(place, name, chunk, turn, timeout)
+        except _Unrestored as unrestored:
+            if len(chunk.values) > 1:
+                self._apart(place, name, chunk, timeout)
+                return
+            reply = ("failed", Failure(unrestored.made))
+        if reply[0] == "done":
+            _, chunk.values, chunk.origins, chunk.failed, spent = reply
+            chunk.spent += spent
+            if chunk.failed:
+                for value, number in zip(chunk.values, chunk.numbers(), strict=True):
+                    if value.__class__ is Failure and isinstance(value.error, NotPicklable):
+                        if value.error.__dict__.get("item") is None:
+                            value.error.__dict__["item"] = number
+                        add_note(value.error, f"item {number} of the input, in {name}")
+        else:
+            chunk.values, chunk.origins, chunk.failed = [reply[1]], [numbers[0]], 1
+
+    def _apart(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
+        """Each value of a chunk by itself, of which one cannot be restored, there or here, and so none.
+
+        Functions run again for what had come back with it.
+        """
+        values: list[Any] = []
+        origins: list[int] = []
+        failed = 0
+        for value, number in zip(chunk.values, chunk.numbers(), strict=True):
+            one = Chunk(chunk.number, number, [value])
+            if value.__class__ is Failure:
+                one.failed = 1
+            else:
+                self._apply(place, name, one, timeout)
+            values.extend(one.values)
+            origins.extend(one.numbers())
+            failed += one.failed
+            chunk.spent += one.spent
+        chunk.values, chunk.origins, chunk.failed = values, origins, failed
+
+    def _whole(
+        self, place: int, name: str, chunk: Chunk, turn: tuple[int, int, int | None], timeout: float | None
+    ) -> tuple[Any, ...]:
+        numbers = chunk.numbers()
+        try:
             request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
+            return self._call(request, turn, name, numbers[0], numbers[-1], timeout)
         except wire.Ended:
             raise
         except _Unsendable:
@@ -262,18 +305,7 @@ class Pool:
                 kept.append(value)
             chunk.values = kept
             request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
-        if reply[0] == "done":
-            _, chunk.values, chunk.origins, chunk.failed, spent = reply
-            chunk.spent += spent
-            if chunk.failed:
-                for value, number in zip(chunk.values, chunk.numbers(), strict=True):
-                    if value.__class__ is Failure and isinstance(value.error, NotPicklable):
-                        if value.error.__dict__.get("item") is None:
-                            value.error.__dict__["item"] = number
-                        add_note(value.error, f"item {number} of the input, in {name}")
-        else:
-            chunk.values, chunk.origins, chunk.failed = [reply[1]], [numbers[0]], 1
+            return self._call(request, turn, name, numbers[0], numbers[-1], timeout)
 
     def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
         """Do a part of a chunk, over there, on states that travel with it."""
@@ -301,6 +333,8 @@ class Pool:
                 item=first,
             )
             reply = ("failed", failure(made, first, name))
+        except _Unrestored as unrestored:
+            reply = ("failed", Failure(unrestored.made))
         except NotPicklable as error:
             reply = ("failed", failure(error, first, name))
         if reply[0] == "done":
@@ -320,7 +354,13 @@ class Pool:
         last: int,
         timeout: float | None,
     ) -> tuple[Any, ...]:
-        """One request, when it has its `turn`, and its reply, ``("done", ...)`` or ``("failed", failure)``."""
+        """One request, when it has its `turn`, and its reply, ``("done", ...)`` or ``("failed", failure)``.
+
+        Raises
+        ------
+        _Unsendable, _Unrestored
+            When one of both does not travel: nothing of it is known.
+        """
         buffers: list[Any] = []
         try:
             body = wire.dumps(request, buffers)
@@ -366,12 +406,12 @@ class Pool:
                 f"what {name} returned for {where} of the input cannot be restored here: {error!r}", item=first
             )
             made.__cause__ = error
-            return ("failed", Failure(made))
+            raise _Unrestored(made) from error
         if reply[0] == "broken":
             made = NotPicklable(
                 f"{where} of the input cannot be restored in a worker process, for {name}: {reply[1]}", item=first
             )
-            return ("failed", Failure(made))
+            raise _Unrestored(made)
         return reply
 
     def _exchange(self, worker: int, body: bytes, buffers: list[Any], timeout: float | None) -> Any:
@@ -427,6 +467,14 @@ class _Gone:
     """Instead of a reply: the child ended."""
 
     code: int
+
+
+class _Unrestored(Exception):
+    """A request cannot be restored there, or its reply here; `made` says which."""
+
+    def __init__(self, made: NotPicklable) -> None:
+        super().__init__(made)
+        self.made = made
 
 
 class _Unsendable(Exception):
