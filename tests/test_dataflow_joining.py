@@ -177,6 +177,32 @@ def test_what_cannot_be_is_refused_by_its_name() -> None:
     assert pk.execute(fixed, workers=2) == [False, False]
 
 
+@_SHAPES
+def test_of_two_that_leave_at_the_same_time_one_stays_and_goes_on(shape: dict[str, int]) -> None:
+    def program(worker: Worker) -> tuple[str, list[Any]]:
+        numbers, _, seen = _numbers(worker)
+        worker.bootstrap()
+        try:
+            worker.leave()
+        except DataflowError as error:
+            numbers.send([worker.index])
+            numbers.close()
+            while worker.step_or_park():
+                pass
+            return str(error), _items(seen)
+        return "left", _items(seen)
+
+    (stays, alone), (gone, left) = sorted(
+        enumerate(pk.execute(program, **shape, join=1)), key=lambda one: one[1][0] == "left"
+    )
+    assert left == ("left", [])
+    assert alone == (
+        f"worker {stays}: it is the only one and cannot leave; end its inputs instead, or let another one join first",
+        [stays],
+    )
+    assert gone == 1 - stays
+
+
 def test_a_joiner_that_builds_another_graph_is_told_which() -> None:
     tried = threading.Event()
 

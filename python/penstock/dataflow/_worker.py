@@ -110,7 +110,8 @@ class Worker:
         Raises
         ------
         DataflowError
-            When it is the only worker, or workers are fixed: nothing changes, and the program may go on.
+            When it is the only worker, also when the others leave at the same time, or workers are fixed: nothing
+            changes, and the program may go on.
         UserFunctionError, WorkerStopped, GraphError
             As `step`.
 

@@ -353,6 +353,7 @@ impl Core {
                     self.fail(Error::Member { worker: self.index(), fault });
                 }
                 Output::Closed => self.go(),
+                Output::Alone => membership.set_stage(Stage::Seated),
             }
         }
         membership.give_back(outputs);

@@ -104,7 +104,7 @@ pub(crate) enum Stage {
     Joining,
     /// It takes part.
     Seated,
-    /// It has asked to leave.
+    /// It has asked to leave, and is seated again when it is the last one.
     Leaving,
     /// Nothing is routed to it, and what its inputs held is another's.
     Draining,

@@ -219,20 +219,21 @@ impl Worker {
 
     /// Leaves the run: works off what has come, hands over what its inputs hold to the worker that leads, and says goodbye. Its dataflows are
     /// gone then, and the others go on. Every worker may leave, the founders and the first one too. Returns when it has left,
-    /// or when all dataflows are finished before.
+    /// or when all dataflows are finished before. The last one cannot leave: where several leave at the same time, the one that would be
+    /// the last is told so when the others have left, and takes part as before.
     ///
     /// Blocks are not routed to it from the moment on at which all have heard of it. State that its operators keep goes with
     /// it: move it before. An operator that holds a capability for longer than it has work keeps it from leaving.
     ///
     /// # Errors
-    /// [`Error::Member`] when it cannot leave; nothing changes. Else as [`Worker::step`].
+    /// [`Error::Member`] when it cannot leave ([`MemberFault::Alone`] when it would be the last one); nothing changes. Else as [`Worker::step`].
     pub fn leave(&mut self) -> Result<(), Error> {
         self.start_leaving()?;
-        while !self.has_left() && self.step_or_park(None)? {}
+        while self.is_leaving()? && self.step_or_park(None)? {}
         Ok(())
     }
 
-    /// As [`Worker::leave`], but the steps that follow do it: until [`Worker::has_left`].
+    /// As [`Worker::leave`], but the steps that follow do it, while [`Worker::is_leaving`].
     ///
     /// # Errors
     /// [`Error::Member`] when it cannot leave; nothing changes.
@@ -249,6 +250,18 @@ impl Worker {
             }
             Stage::Leaving | Stage::Draining | Stage::Drained | Stage::Gone => Ok(()),
             Stage::Building | Stage::Joining => refuse(MemberFault::NotSeated),
+        }
+    }
+
+    /// Whether what [`Worker::start_leaving`] began goes on; false when it has left.
+    ///
+    /// # Errors
+    /// [`Error::Member`] with [`MemberFault::Alone`] when it is the last one, and so takes part as if it had not asked.
+    pub fn is_leaving(&self) -> Result<bool, Error> {
+        match self.stage() {
+            Some(Stage::Leaving | Stage::Draining | Stage::Drained) => Ok(true),
+            Some(Stage::Seated) => Err(Error::Member { worker: self.index(), fault: MemberFault::Alone }),
+            _ => Ok(false),
         }
     }
 

@@ -48,13 +48,30 @@ impl<P: Clone> Member<P> {
         }
         self.requests =
             std::mem::take(&mut self.requests).into_iter().filter(|request| self.is_open(request)).collect();
-        let (at, list) =
-            self.requests.iter().enumerate().find_map(|(at, request)| Some((at, self.follows(request)?)))?;
+        let next = self.requests.iter().enumerate().find_map(|(at, request)| Some((at, self.follows(request)?)));
+        let Some((at, list)) = next else {
+            self.stay();
+            return None;
+        };
         if let (Some(Request::Admit { home, .. }), Change::Admitted(joiners)) = (self.requests.remove(at), &list.change)
         {
             self.say(Output::Admitted { ticket: home.ticket, joiners: joiners.clone() });
         }
         Some(list)
+    }
+
+    /// Answers the last one, whom nobody would follow: its wish can come with the list that makes it the last one, so only the lead knows.
+    /// While somebody joins it waits for that.
+    fn stay(&mut self) {
+        if !self.leaves || self.list.full().nth(1).is_some() || self.list.joining().next().is_some() {
+            return;
+        }
+        let asked = self.requests.len();
+        self.requests.retain(|request| !matches!(request, Request::Leave(_)));
+        if self.requests.len() < asked {
+            self.leaves = false;
+            self.say(Output::Alone);
+        }
     }
 
     /// Whether a request may still be granted: what was asked twice, or too late, is not.
@@ -66,7 +83,8 @@ impl<P: Clone> Member<P> {
             }
             Request::Seat { joiner, .. } => stands(joiner, Standing::Joining) && !self.mourned.contains(joiner),
             Request::Withdraw(joiner) => stands(joiner, Standing::Joining),
-            Request::Leave(leaver) => stands(leaver, Standing::Full),
+            // The answer to its own may have come before a copy of it.
+            Request::Leave(leaver) => stands(leaver, Standing::Full) && (*leaver != self.id || self.leaves),
             Request::Close { leaver, .. } => stands(leaver, Standing::Leaving),
         }
     }

@@ -27,7 +27,8 @@
 //!
 //! *Leave.* A list makes it *leaving*: nothing is routed to it any more. When all have adopted it and what was on its way is worked off, it casts what it owes,
 //! hands its capabilities to the lead and tells its last numbers; the list after that is without it, and it goes when nobody sends to it any more. The lead
-//! leaves like any other: the next one leads from the list on that makes it leaving.
+//! leaves like any other: the next one leads from the list on that makes it leaving. The last one does not: it leads, so it is the one that tells
+//! itself, once nobody joins any more and however the wish came to it ([`Output::Alone`](member::Output)).
 //!
 //! # Invariants
 //!

@@ -102,6 +102,8 @@ pub enum Output<P> {
     Refused,
     /// This leaver is gone: nobody sends to it any more.
     Closed,
+    /// This member asked to leave and is the last one: it stays, and takes part as before.
+    Alone,
 }
 
 /// See the module.
@@ -127,6 +129,8 @@ pub struct Member<P> {
     unsettled: VecDeque<Arc<List>>,
     /// Whether it may count and cast.
     pub(crate) seated: bool,
+    /// It has asked to leave, and was not told that it is the last one.
+    pub(crate) leaves: bool,
     /// It has handed over everything.
     drained: bool,
     /// It takes part in nothing any more.
@@ -165,6 +169,7 @@ impl<P: Clone> Member<P> {
             early: BTreeMap::new(),
             unsettled: VecDeque::new(),
             seated: true,
+            leaves: false,
             drained: false,
             over: false,
             granted: None,
@@ -722,11 +727,13 @@ impl<P: Clone> Member<P> {
         self.check(host)
     }
 
-    /// Asks to leave. Nothing is routed here once the list says so; then [`Member::drained`].
+    /// Asks to leave. Nothing is routed here once the list says so; then [`Member::drained`]. The last one is told that it stays
+    /// ([`Output::Alone`]), at once or when the others who asked have left.
     ///
     /// # Errors
     /// As [`Member::accept`].
     pub fn leave(&mut self, host: &mut impl Host<Part = P>) -> Result<(), Failure> {
+        self.leaves = true;
         self.requests.push_back(Request::Leave(self.id));
         self.check(host)
     }

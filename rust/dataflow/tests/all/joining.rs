@@ -439,6 +439,44 @@ fn constructors_of_joiners_have_no_capability() {
     }
 }
 
+/// One of two that leave at the same time goes; the other one is told that it is the last one, and goes on as before.
+#[test]
+fn the_last_of_those_who_leave_at_the_same_time_stays() {
+    for order in [[0, 1], [1, 0]] {
+        let log = log();
+        let (seats, _door) = fabric::joinable(2);
+        let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
+        let mut built: Vec<_> = workers.iter_mut().map(|worker| numbers(worker, &log)).collect();
+        for worker in &mut workers {
+            assert!(!worker.bootstrap().unwrap());
+            worker.step().unwrap();
+        }
+        for index in order {
+            workers[index].start_leaving().unwrap();
+        }
+        while !workers.iter().any(Worker::has_left) {
+            for index in order {
+                let _ = workers[index].step().unwrap();
+            }
+        }
+        let gone = workers.iter().position(Worker::has_left).expect("one of both leaves");
+        let stays = &mut workers[1 - gone];
+        let alone = Error::Member { worker: 1 - gone, fault: MemberFault::Alone };
+        while stays.is_leaving().is_ok() {
+            assert!(stays.step().unwrap());
+        }
+        assert_eq!(stays.is_leaving().unwrap_err().to_string(), alone.to_string());
+        assert_eq!((stays.peers(), stays.rank(), stays.has_left()), (1, Some(0), false));
+        assert_eq!(stays.leave().unwrap_err().to_string(), alone.to_string(), "and when it asks again");
+        built[1 - gone].0.send(vec![5, 6]);
+        let (_, probe) = built.swap_remove(1 - gone);
+        drop(built);
+        while workers[1 - gone].step().unwrap() {}
+        assert!(probe.done());
+        assert_eq!(sorted(&log), [(5, 1 - gone), (6, 1 - gone)]);
+    }
+}
+
 #[test]
 fn misuse_is_refused_and_changes_nothing() {
     let (seats, door) = fabric::joinable(1);

@@ -179,6 +179,7 @@ pub(crate) struct Seen {
     pub joined: usize,
     pub left: usize,
     pub first_left: usize,
+    pub stayed: usize,
     pub refused: usize,
     pub died: usize,
     pub rows: usize,
@@ -458,6 +459,10 @@ impl Run {
             Ok(more) => {
                 let Some(worker) = &member.worker else { return };
                 let ends = member.seated && !more && worker.dataflows() == 0;
+                if member.leaving && worker.is_leaving().is_err() {
+                    member.leaving = false;
+                    self.seen.stayed += 1;
+                }
                 if worker.has_left() {
                     self.seen.left += 1;
                     self.seen.first_left += usize::from(chosen == 0);
@@ -501,6 +506,7 @@ impl Seen {
         self.joined += other.joined;
         self.left += other.left;
         self.first_left += other.first_left;
+        self.stayed += other.stayed;
         self.refused += other.refused;
         self.died += other.died;
         self.rows += other.rows;
@@ -542,7 +548,11 @@ fn describe(run: &Run) -> String {
     let member = |member: &Member| {
         let dataflows = member.worker.as_ref().map(Worker::dataflows);
         let input = member.numbers.as_ref().map(|input| *input.time());
-        format!("{:?} dataflows, input {input:?}, seated {}, leaving {}", dataflows, member.seated, member.leaving)
+        let leaving = member.worker.as_ref().map(Worker::is_leaving);
+        format!(
+            "{dataflows:?} dataflows, input {input:?}, seated {}, leaving {} {leaving:?}",
+            member.seated, member.leaving
+        )
     };
     let tickets: Vec<usize> = run.tickets.iter().map(|(process, _)| *process).collect();
     let members = run.members.iter().map(member).collect::<Vec<_>>().join("; ");

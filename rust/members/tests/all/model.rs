@@ -18,7 +18,8 @@ use crate::world::{Action, Plan, World};
 #[derive(Clone, Copy, Debug, Hash)]
 struct Left {
     admits: usize,
-    leaves: usize,
+    /// Who may ask to leave, among the first two workers.
+    leaves: [bool; 2],
     sends: usize,
     moves: usize,
     crashes: usize,
@@ -26,7 +27,7 @@ struct Left {
     delays: usize,
 }
 
-const NOTHING: Left = Left { admits: 0, leaves: 0, sends: 0, moves: 0, crashes: 0, repeats: 0, delays: 0 };
+const NOTHING: Left = Left { admits: 0, leaves: [false; 2], sends: 0, moves: 0, crashes: 0, repeats: 0, delays: 0 };
 
 type State = (World<u64>, Left);
 
@@ -70,8 +71,10 @@ fn actions(state: &mut State) -> Vec<(Action<u64>, Left)> {
             let now = if left.delays > 0 { 0 } else { 10 };
             actions.push((Action::Admit { at, count: 1, now }, Left { admits: left.admits - 1, ..left }));
         }
-        if left.leaves > 0 && at == 0 && world.may_leave(at) {
-            actions.push((Action::Leave(at), Left { leaves: left.leaves - 1, ..left }));
+        if left.leaves.get(at) == Some(&true) && world.may_leave(at) {
+            let mut leaves = left.leaves;
+            leaves[at] = false;
+            actions.push((Action::Leave(at), Left { leaves, ..left }));
         }
         if world.may_drain(at) {
             actions.push((Action::Drained(at), left));
@@ -168,5 +171,17 @@ fn two_workers_are_joined_while_things_go_wrong() {
 
 #[test]
 fn the_first_of_two_leaves() {
-    all("the first of two leaves", 2, Left { leaves: 1, sends: 1, ..NOTHING }, true);
+    all("the first of two leaves", 2, Left { leaves: [true, false], sends: 1, ..NOTHING }, true);
+}
+
+/// One of them goes, and the other one is told that it cannot, whichever of both asks first.
+#[test]
+fn both_of_two_leave() {
+    all("both of two leave", 2, Left { leaves: [true; 2], ..NOTHING }, true);
+}
+
+/// Who joins may take the place of the last one, or comes too late for that.
+#[test]
+fn both_of_two_leave_while_one_joins() {
+    all("both of two leave while one joins", 2, Left { admits: 1, leaves: [true; 2], repeats: 1, ..NOTHING }, false);
 }

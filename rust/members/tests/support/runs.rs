@@ -19,6 +19,7 @@ pub(crate) const FOUND: [u64; 5] = [339, 874, 950, 2056, 5459];
 pub(crate) struct Seen {
     pub seats: usize,
     pub closed: usize,
+    pub stayed: usize,
     pub refused: usize,
     pub asks: usize,
     pub died: usize,
@@ -29,6 +30,7 @@ impl Seen {
     pub(crate) fn add(&mut self, other: &Seen) {
         self.seats += other.seats;
         self.closed += other.closed;
+        self.stayed += other.stayed;
         self.refused += other.refused;
         self.asks += other.asks;
         self.died += other.died;
@@ -80,6 +82,8 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
         Weather::Calm => 0,
         _ => 1 + random.below(2),
     };
+    // Whether all may ask to leave.
+    let all = seed % 7 < 3;
     let mut repeats = if weather == Weather::Calm { 0 } else { random.below(10) };
     // Who rests until when.
     let mut rests: Vec<(Id, u64)> = Vec::new();
@@ -96,7 +100,8 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
             return Err(format!("nothing is settled after {PATIENCE} steps: {}", world.why_not_quiet()));
         }
         let ids = world.ids();
-        let comes = joins > 0 || leaves > 0 && ids.iter().any(|id| world.may_leave(*id));
+        let comes =
+            joins > 0 || leaves > 0 && ids.iter().any(|id| world.may_leave(*id) && (all || world.has_others(*id)));
         let comes = comes || weather == Weather::Deadly && deaths > 0;
         if ids.is_empty() || world.quiet() && (world.doomed || !comes) {
             break;
@@ -166,7 +171,7 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
                 Action::Admit { at, count, now: clock }
             }
             11 if leaves > 0 && random.chance(20) => {
-                if world.may_leave(at) {
+                if world.may_leave(at) && (all || world.has_others(at)) {
                     leaves -= 1;
                     Action::Leave(at)
                 } else {
@@ -224,8 +229,9 @@ fn run<T: Time>(seed: u64, weather: Weather) -> Result<Seen, String> {
     if weather == Weather::Calm && world.refused > 0 {
         return Err(format!("{} joiners were refused without a fault", world.refused));
     }
-    let (seats, closed, refused, asks) = (world.seats, world.closed, world.refused, world.asks);
-    Ok(Seen { seats, closed, refused, asks, died, doomed: usize::from(world.doomed) })
+    let (seats, closed, stayed) = (world.seats, world.closed, world.stayed);
+    let (refused, asks) = (world.refused, world.asks);
+    Ok(Seen { seats, closed, stayed, refused, asks, died, doomed: usize::from(world.doomed) })
 }
 
 /// A capability of a worker, and a time that it allows.

@@ -238,6 +238,7 @@ pub(crate) struct World<T: Time> {
     pub seats: usize,
     pub refused: usize,
     pub closed: usize,
+    pub stayed: usize,
     pub asks: usize,
     tickets: u64,
 }
@@ -256,6 +257,7 @@ impl<T: Time> World<T> {
             seats: 0,
             refused: 0,
             closed: 0,
+            stayed: 0,
             asks: 0,
             tickets: 0,
             plan,
@@ -347,11 +349,16 @@ impl<T: Time> World<T> {
         })
     }
 
+    /// Whether a worker may ask to leave, the last one and all at the same time too.
     pub(crate) fn may_leave(&self, at: Id) -> bool {
         self.acts(at)
             && !self.workers[&at].leaving
             && self.workers[&at].member.list().standing(at) == Some(Standing::Full)
-            && self.workers.values().filter(|worker| worker.member.is_seated() && !worker.leaving).count() > 1
+    }
+
+    /// Whether there is somebody who has not asked to leave but for this worker.
+    pub(crate) fn has_others(&self, at: Id) -> bool {
+        self.workers.iter().any(|(id, worker)| *id != at && worker.member.is_seated() && !worker.leaving)
     }
 
     /// Does one thing. What cannot be done now is skipped.
@@ -593,6 +600,14 @@ impl<T: Time> World<T> {
                     }
                 }
                 Output::Seated => self.seats += 1,
+                Output::Alone => {
+                    let Worker { leaving, member, .. } = self.worker(at);
+                    let others = member.list().members.iter().filter(|other| *other.1 != Standing::Leaving).count() - 1;
+                    if !std::mem::take(leaving) || others > 0 {
+                        return Err(format!("worker {at} is told that it is the last one, of {:?}", member.list()));
+                    }
+                    self.stayed += 1;
+                }
                 Output::Refused => {
                     self.refused += 1;
                     self.workers.remove(&at);

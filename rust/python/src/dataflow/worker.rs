@@ -368,8 +368,12 @@ impl DataflowWorker {
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let begun = self.address.drive(py, "leave()", |worker, _| worker.start_leaving().map(|()| true))?;
         self.told(py, begun)?;
-        while !self.address.drive(py, "leave()", |worker, _| worker.has_left())? && self.pump(py, None)? {}
-        Ok(())
+        loop {
+            let leaves = self.address.drive(py, "leave()", |worker, _| worker.is_leaving())?;
+            if !self.told(py, leaves)? || !self.pump(py, None)? {
+                return Ok(());
+            }
+        }
     }
 
     /// Begins a dataflow; `start` ends it.
