@@ -26,6 +26,7 @@ import penstock as pk
 from engine_support import wait_for
 from examples_support import examples
 from penstock import _local as local
+from penstock import _native
 from penstock._local import LateRows
 from penstock._migration import Migration, MigrationReport
 from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
@@ -508,7 +509,7 @@ def test_loads_are_measured_and_evened_out() -> None:
         session.migrate(to=[0] * 224 + [1] * 32).wait(60)
         counted = list(session.run(pa.table({"k": keys}).to_batches(max_chunksize=10_000)))
         loads = session.loads()
-    assert loads.schema.names == ["bin", "bits", "worker", "rows"] and loads.num_rows == 256
+    assert loads.schema.names == ["bin", "bits", "worker", "rows", "busy_s"] and loads.num_rows == 256
     # One row in eight, for eight: 100,000 within a few of each block.
     assert sum(loads.column("rows").to_pylist()) == pytest.approx(100_000, rel=0.01)
     assert sum(sum(batch.column("n").to_pylist()) for batch in counted) == 100_000
@@ -715,3 +716,64 @@ def test_a_program_ends_whatever_runs_it_leaves(left: str) -> None:
         [sys.executable, "-c", f"{_LEFT}\n{left}\nraise SystemExit(7)"], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (7, "")
+
+
+def busy_of(flow: pk.Flow, source: Any, rows: int) -> dict[int, float]:
+    """Seconds that each of 256 bins kept two workers busy."""
+    with flow.start(workers=2) as session:
+        list(session.run(source))
+        told = session.loads()
+    assert sum(told.column("rows").to_pylist()) == pytest.approx(rows, rel=0.05)
+    return dict(zip(told.column("bin").to_pylist(), told.column("busy_s").to_pylist(), strict=True))
+
+
+def bin_of(key: int) -> int:
+    hashed = _native.hash_columns(pa.record_batch({"k": pa.array([key], pa.int64())}), ["k"])
+    number: int = pa.record_batch(hashed).column(0).to_pylist()[0] >> 56
+    return number
+
+
+def test_what_functions_take_is_that_of_the_bins_of_their_keys() -> None:
+    def slow(total: int | None, k: int) -> tuple[int, None]:
+        time.sleep(0.01 if k == 3 else 0.0)
+        return (total or 0) + 1, None
+
+    def frames(key: tuple[int], parts: Iterator[Any], state: Any) -> Iterator[Any]:
+        time.sleep(0.1 if key[0] == 3 else 0.0)
+        yield from ()
+
+    def expired(state: Any, at: int, value: int, k: int) -> Any:
+        time.sleep(0.1 if k == 3 else 0.0)
+        return state, None
+
+    def timed(state: Any, k: int) -> Any:
+        return 1, None, (0, 1)
+
+    keys = pa.table({"k": [key for key in range(40) for _ in range(10)]})
+    plain = pk.Flow("k bigint").key_by("k")
+    stamped = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    group = plain.apply_in_pandas_with_state(frames, "k bigint", "n bigint")
+    timer = stamped.stateful_map(timed, schema="k bigint", columns=["k"], on_timer=expired)
+    for flow, source in (
+        (plain.stateful_map(slow, schema="k bigint"), keys),
+        (group, keys),
+        (timer, keys.append_column("ts", [[1] * 400])),
+    ):
+        busy = busy_of(flow, source, 400)
+        assert busy[bin_of(3)] >= 0.1, flow
+        others = sum(seconds for number, seconds in busy.items() if number != bin_of(3))
+        assert others > 0.0, "the rest is shared by rows"
+
+
+def test_a_row_of_a_join_that_meets_many_counts_as_them() -> None:
+    left, right = pk.Flow("k bigint, a bigint", name="l"), pk.Flow("k bigint, b bigint", name="r")
+    flow = left.join(right, on="k")
+    keys = [key for key in range(200) for _ in range(10)]
+    hot = [3] * 400
+    source = {
+        "l": pa.table({"k": keys + hot, "a": [1] * (len(keys) + len(hot))}),
+        "r": pa.table({"k": keys, "b": [1] * len(keys)}),
+    }
+    busy = busy_of(flow, source, 2 * len(keys) + len(hot))
+    # 4,400 rows, 20,000 pairs of equal keys, and 4,000 more.
+    assert busy[bin_of(3)] / sum(busy.values()) == pytest.approx((420 + 4_100) / 28_400, rel=0.3)

@@ -218,7 +218,7 @@ def test_rows_are_evened_out_over_parts() -> None:
             session.split(0, by=4).wait(60)
             session.split((3, 4), by=2).wait(60)
             before = session.loads()
-            assert before.schema.names == ["bin", "bits", "worker", "rows"]
+            assert before.schema.names == ["bin", "bits", "worker", "rows", "busy_s"]
             assert before.column("bits").to_pylist() == [4] * 3 + [6] * 4 + [4] * 12
             assert set(before.column("worker").to_pylist()) == {0}
             yield table

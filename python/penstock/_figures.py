@@ -12,6 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._loads import Loads
+from penstock._parts import Parts
+
 __all__ = [
     "ENGINE_MOVES",
     "ENGINE_WORKERS",
@@ -21,9 +24,7 @@ __all__ = [
     "ScopeStats",
     "bins_table",
     "loads_table",
-    "parts_table",
     "scope_stats",
-    "sum_loads",
     "to_table",
 ]
 
@@ -72,13 +73,22 @@ ENGINE_WORKERS = pa.schema([*_QUERY, *_WORKERS, *_PROCESSES])
 LOCAL_MOVES = pa.schema(_MOVES)
 ENGINE_MOVES = pa.schema([*_QUERY, *_MOVES])
 #: One row per bin; see `LocalSession.loads` and ``Engine.loads``.
-LOADS = pa.schema([("bin", pa.int64()), ("bits", pa.int64()), ("worker", pa.int64()), ("rows", pa.int64())])
+LOADS = pa.schema(
+    [
+        ("bin", pa.int64()),
+        ("bits", pa.int64()),
+        ("worker", pa.int64()),
+        ("rows", pa.int64()),
+        ("busy_s", pa.float64()),
+    ]
+)
 
 
-def loads_table(owners: Sequence[int], loads: Sequence[Sequence[int]]) -> pa.Table:
-    """Rows of each bin, of all keyed steps together, with its owner."""
-    rows, bits = sum_loads(loads, len(owners)), max(0, len(owners).bit_length() - 1)
-    return pa.table([list(range(len(owners))), [bits] * len(owners), list(owners), rows], schema=LOADS)
+def loads_table(plan: Parts, loads: Loads) -> pa.Table:
+    """What each bin and part got and cost, of all keyed steps together, with its owner."""
+    rows, busy = loads.rows(plan), loads.busy_ns(plan)
+    found = [(*part, worker, rows[part], busy[part] / 1e9) for part, worker in plan.owner.items()]
+    return pa.table([[row[at] for row in found] for at in range(len(LOADS))], schema=LOADS)
 
 
 def bins_table(
@@ -89,17 +99,6 @@ def bins_table(
     rows = [(op, *bin_, sizes[op].get(bin_[:2])) for op, step in enumerate(bins) for bin_ in step]
     names = ("op", "prefix", "bits", "worker", "state_bytes")
     return pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(names)})
-
-
-def parts_table(bins: Sequence[tuple[int, int, int]], rows: Mapping[tuple[int, int], int]) -> pa.Table:
-    """Rows of each bin and part, of all keyed steps together, with its owner."""
-    columns = zip(*((prefix, bits, worker, rows[prefix, bits]) for prefix, bits, worker in bins), strict=True)
-    return pa.table([pa.array(column, pa.int64()) for column in columns], schema=LOADS)
-
-
-def sum_loads(loads: Sequence[Sequence[int]], bins: int) -> list[int]:
-    """Rows of each bin, of all keyed steps together."""
-    return [sum(step[bin_] for step in loads if bin_ < len(step)) for bin_ in range(bins)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from operator import itemgetter
@@ -34,12 +34,11 @@ from penstock._figures import (
     ScopeStats,
     bins_table,
     loads_table,
-    parts_table,
     scope_stats,
-    sum_loads,
     to_table,
 )
 from penstock._late import Apart, kinds, require
+from penstock._loads import Loads
 from penstock._migration import (
     Cut,
     MigrationReport,
@@ -579,10 +578,11 @@ class LocalSession:
 
         Parameters
         ----------
-        by : {"bins", "rows"}, default "bins"
-            Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
+        by : {"bins", "rows", "busy"}, default "bins"
+            Equal numbers of bins; equal numbers of rows, as they came since the workers began; or equal time that they
+            have kept workers busy since then (`loads`).
         tolerance : float, default 1.2
-            By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
+            By rows or time: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
         strategy, batch_size, max_pause, gap
             As for `migrate`.
 
@@ -601,13 +601,14 @@ class LocalSession:
         tolerance = parse_tolerance("tolerance", tolerance)
         options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause, "gap": gap}
         told = self._told()
-        if parse_by(by) != "rows" or not told["owners"]:
+        if parse_by(by) == "bins" or not told["owners"]:
             return self.migrate(**options)
         with self._moving:
             plan = self._parts()
-            rows = plan.rows(*_summed(told))
+            _, loads = told["loads"].by(by, plan)
             owner = sorted(plan.owner.items())
-            target = evened([worker for _, worker in owner], [rows[part] for part, _ in owner], self.workers, tolerance)
+            of_bins = [loads[part] for part, _ in owner]
+            target = evened([worker for _, worker in owner], of_bins, self.workers, tolerance)
             if not plan.is_split:
                 return self.migrate(to=target, **options)
             moves: Any = [(part, to) for (part, _), to in zip(owner, target, strict=True)]
@@ -621,14 +622,18 @@ class LocalSession:
         pyarrow.Table
             bin (its prefix), bits (of the prefix: more where it is part of a bin that is split), worker (its owner),
             rows (that came for it since the session began, of all keyed steps; one in eight is counted, for eight;
-            rows of a bin that was split later count as spread evenly over its parts).
+            rows of a bin that was split later count as spread evenly over its parts), busy_s (seconds that it kept
+            workers busy in keyed steps: calls of your functions for its keys, as they were measured, and of the rest of
+            each step's time its share by rows and by pairs of a join).
         """
         told = self._told()
         now = self._native.bins() if self._last is None else []
-        if not now or len(now[0]) <= 1 << self._bits:
-            return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
-        parts = Parts(self._bits, {(prefix, bits): worker for prefix, bits, worker in now[0]})
-        return parts_table(now[0], parts.rows(*_summed(told)))
+        if now and len(now[0]) > 1 << self._bits:
+            parts = Parts(self._bits, {(prefix, bits): worker for prefix, bits, worker in now[0]})
+        else:
+            owners = enumerate(told["owners"][0] if told["owners"] else [])
+            parts = Parts(self._bits, {(number, self._bits): worker for number, worker in owners})
+        return loads_table(parts, told["loads"])
 
     def owners(self) -> list[list[int]]:
         """The worker of each bin now, one list for each keyed step of the flow; -1 of a bin that is split (`bins`)."""
@@ -698,6 +703,7 @@ class LocalSession:
         if self._last is not None:
             return self._last
         told: dict[str, Any] = json.loads(self._native.stats())
+        told["loads"] = Loads(told["loads"])
         for worker in told["workers"]:
             worker["pid"] = os.getpid()
         if self._crew is not None:
@@ -705,9 +711,7 @@ class LocalSession:
             told["moves"] = sorted((*told["moves"], *moves), key=itemgetter("at_ns"))
             for other in figures:
                 told["workers"] += other["workers"]
-                for step, more in enumerate(other["loads"]):
-                    pairs = itertools.zip_longest(told["loads"][step], more, fillvalue=0)
-                    told["loads"][step] = [sum(pair) for pair in pairs]
+                told["loads"] = told["loads"].with_(Loads(other["loads"]))
             told["workers"].sort(key=itemgetter("worker"))
         self._moves.extend({**move, "at": int(move["at_ns"])} for move in told["moves"])
         return told
@@ -1025,14 +1029,6 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-def _summed(told: Mapping[str, Any]) -> tuple[list[int], dict[int, int]]:
-    """Rows of each bin, and of each part by its number, of all keyed steps together."""
-    parts: Counter[int] = Counter()
-    for step in told["part_loads"]:
-        parts.update({int(number): rows for number, rows in step.items()})
-    return sum_loads(told["loads"], max(map(len, told["loads"]), default=0)), dict(parts)
 
 
 def _at_least_one(value: int, name: str, most: int) -> None:

@@ -476,8 +476,11 @@ def parse_by(by: str) -> str:
     Raises
     ------
     ConfigError
-        When it is neither.
+        When it is none of them.
     """
-    if by not in ("bins", "rows"):
-        raise ConfigError(f"by={by!r} is neither 'bins' (equal numbers) nor 'rows' (equal loads, as measured)")
+    if by not in ("bins", "rows", "busy"):
+        raise ConfigError(
+            f"by={by!r} is none of 'bins' (equal numbers), 'rows' (equal numbers of rows) and 'busy' (equal time that"
+            " they keep workers busy)"
+        )
     return by

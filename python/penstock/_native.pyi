@@ -226,18 +226,18 @@ class Balancer:
         self,
         bins: Sequence[tuple[int, int]],
         owners: Sequence[int],
-        rows: Sequence[int],
+        loads: tuple[Sequence[int], int],
         bytes: Sequence[int | None],
         workers: int,
     ) -> _BalanceVerdict:
-        """Judge the rows that each bin and part, (prefix, bits), got since the last look, and the bytes that it holds.
+        """Judge the load of each bin and part, (prefix, bits), since the last look, and the bytes that it holds.
 
-        Bytes that are not known are None.
+        With the loads come the rows that there were in that time. Bytes that are not known are None.
 
         Raises
         ------
         ConfigError
-            When there are not rows and bytes for each bin, or there can be no such bin.
+            When there are not loads and bytes for each bin, or there can be no such bin.
         """
 
 class Sizer:

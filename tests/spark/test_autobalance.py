@@ -17,8 +17,10 @@ import pytest
 import penstock as pk
 from engine_support import COUNTS, Kept, counted, frame, numbers, state, wait_for
 from penstock import _native
+from penstock._autobalance import Autobalance, Looked, Rules
+from penstock._loads import Loads
 from penstock.errors import ConfigError, EngineError, PenstockError
-from penstock.spark._engine.autobalance import Autobalance, Balanced, Looked, Rules
+from penstock.spark._engine.autobalance import Balanced
 
 
 class Pretended:
@@ -37,6 +39,9 @@ class Pretended:
         self.recuts: list[tuple[dict[tuple[int, int], int], list[tuple[int, int]]]] = []
         self.fails = False
         self.threads = 1
+        self.divides = True
+        #: Nanoseconds that each bin has kept workers busy, where that is measured.
+        self.busy_ns: list[int] = []
         #: Processes that the engine says it has; the query's workers are their threads.
         self.workers: int | None = 2
         self.told: list[dict[str, Any]] = []
@@ -55,12 +60,21 @@ class Pretended:
             list(self.bins),
             list(self.owners),
             2,
-            list(self.loads),
+            self.counted(),
             list(self.bytes),
             self.rows,
             self.busy_s,
             self.offered,
         )
+
+    def counted(self) -> Loads:
+        rows = [0] * 4
+        for (prefix, bits), came in zip(self.bins, self.loads, strict=True):
+            rows[prefix >> (bits - 2)] += came
+        parts = {
+            1 << bits | prefix: came for (prefix, bits), came in zip(self.bins, self.loads, strict=True) if bits > 2
+        }
+        return Loads([{"rows": rows, "part_rows": parts, "spent_ns": list(self.busy_ns)}])
 
     def move(self, query: str, moves: Mapping[tuple[int, int], int], stopping: Callable[[], bool]) -> None:
         assert query == "q" and not stopping()
@@ -104,6 +118,7 @@ class Several:
     """Queries of one engine, each of which gets 100 rows a look and is busy with them for as long as it says."""
 
     threads = 1
+    divides = True
 
     def __init__(self, workers: int, **queries: tuple[float, float]) -> None:
         """Of each query the rows per second that come, and those that a worker does in a busy second."""
@@ -168,6 +183,24 @@ def test_bins_move_when_skew_stands_and_a_new_generation_is_looked_at_afresh() -
     engine.fails = True
     with pytest.raises(EngineError):
         balance.look(4.0)
+
+
+@pytest.mark.parametrize(("by", "owners"), [("busy", [0, 1, 1, 1]), ("rows", [0, 0, 1, 1])])
+def test_bins_move_by_what_they_cost_where_that_is_asked_for(by: str, owners: list[int]) -> None:
+    engine = Pretended()
+    engine.busy_ns = [0] * 4
+    balance = Autobalance(engine, rules(by=by), "t")
+    for look in range(3):
+        balance.look(float(look))
+        engine.come(25, 25, 25, 25)
+        engine.busy_ns = [before + more for before, more in zip(engine.busy_ns, (40, 40, 10, 10), strict=True)]
+    assert sorted(engine.owners) == owners and {look.by for look in balance.looks} == {by}
+    # A look with few rows says nothing, whatever they took.
+    balance.look(3.0)
+    engine.come(1, 1, 1, 1)
+    engine.busy_ns[0] += 10**9
+    balance.look(4.0)
+    assert balance.looks[-1].why == "too few rows to judge"
 
 
 def test_a_dry_run_tells_and_does_nothing() -> None:
@@ -391,6 +424,7 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
         assert state(kept) == counted(batches + 1, 5_000, 1_000)
         for wrong, says in [
             ({"every": 0}, "0"),
+            ({"by": "bins"}, "neither 'busy'"),
             ({"tolerance": 2.0}, "above trigger"),
             ({"trigger": 0.5, "tolerance": 0.5}, "at least 1"),
             ({"patience": 0}, "patience=0"),
@@ -399,6 +433,49 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
         ]:
             with pytest.raises(ConfigError, match=says):
                 engine.autobalance(**wrong)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cluster: Any) -> None:
+    def step(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+        time.sleep(0.004 if k < 0 else 0.0004)
+        total = (total or 0) + 1
+        return total, (k, total)
+
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(step, schema="k bigint, n bigint")
+    with pk.Engine(cluster, workers=2, name="dear") as engine:
+        kept, batches = Kept(), 0
+        function = engine.foreach_batch(flow, kept, checkpoint=None)
+
+        def run(keys: Iterable[int]) -> None:
+            nonlocal batches
+            table = pa.table({"k": pa.array(keys, pa.int64()), "v": pa.array([1] * len(list(keys)), pa.int64())})
+            function(frame(cluster, table), batches)
+            batches += 1
+
+        run(range(-200, 0))
+        of = workers_of(engine, range(-200, 60))
+        # Those that cost ten times as much are all of one worker; by rows it has twice what the other one has at most.
+        cost = {key: 10 if key < 0 else 1 for key in of if key >= 0 or of[key] == 0}
+        cost = {key: cost[key] for key in [*[key for key in cost if key < 0][:30], *range(60)]}
+        assert skew(engine, cost) > 1.6
+        with engine.autobalance(every="500ms", patience=2, tolerance=1.05, least_rows=10) as balance:
+
+            def moved() -> bool:
+                run(list(cost))
+                return any(look.moves for look in balance.looks) and balance.looks[-1].why == "even"
+
+            wait_for(moved, what="bins move by what they cost")
+        acted = next(look for look in balance.looks if look.moves)
+        assert acted.by == "busy" and acted.skew > 1.5
+        # Short sleeps take longer than they say.
+        assert skew(engine, cost) <= 1.25
+        told = engine.loads()
+        assert told.column("busy_s").to_pylist() != [0.0] * 256
+        busy = {(row["bin"], row["bits"]): row["busy_s"] for row in told.to_pylist()}
+        assert sum(busy.values()) >= 0.004 * 30 * 2
+        assert engine.rebalance(by="busy", tolerance=1.0).wait(60).bins >= 0
 
 
 class Driven:

@@ -278,6 +278,7 @@ class GroupStateCall:
         epoch: GroupEpoch,
         out: Joiner,
     ) -> None:
+        began = time.perf_counter()
         entry = bin.states.get(key)
         state = GroupState(epoch, None if entry is None else entry[0], timed_out)
         try:
@@ -294,6 +295,7 @@ class GroupStateCall:
         timeout_ms = state._timeout_ms
         if state._updated or state._removed or timeout_ms is not None or (entry is not None and entry[1] is not None):
             bin.put(key, state._value, timeout_ms)
+        bin.spent_s += time.perf_counter() - began
         if self._stopped():
             raise BrokenOff
 

@@ -5,6 +5,9 @@ state, call the user's function with plain arguments, put the state back, append
 rows, so the cost of changing bins is shared by a run. What an undo needs is in a second variant, used only where a bin
 keeps a journal.
 
+What the rows of a bin take is added up there (`BinState.spent_s`): the clock is read between chunks anyhow, so a bin
+costs an addition a block.
+
 Between chunks of rows the loop asks whether the host is stopping. A chunk lasts about as long as a person does not
 notice: it doubles while rows are fast and is a single row while they are slow.
 """
@@ -32,7 +35,7 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace):
     {values}
     chunk, then = pace[0], clock()
     for bin, left in zip(bins, counts):
-        states = bin.open()
+        began, states = then, bin.open()
         get, forget, journal = states.get, states.pop, bin.journal
         while left > 0:
             try:
@@ -61,6 +64,7 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace):
             then = now
             if stopped():
                 raise BrokenOff
+        bin.spent_s += then - began
     pace[0] = chunk
 """
 

@@ -132,13 +132,17 @@ class BinState:
         The dict; the same object as long as the bin lives.
     journal
         What keys were at the last mark, of those touched since; None before the first mark.
+    spent_s
+        Seconds that calls of functions have taken for keys of this bin alone since the native side asked last: what it
+        tells as the cost of the bin.
     """
 
-    __slots__ = ("_tainted", "_unreadable", "journal", "states")
+    __slots__ = ("_tainted", "_unreadable", "journal", "spent_s", "states")
 
     def __init__(self) -> None:
         self.states: dict[Any, Any] = {}
         self.journal: dict[Any, Any] | None = None
+        self.spent_s = 0.0
         self._tainted = False
         #: Bytes of keys whose newest state could not be read, and why.
         self._unreadable: dict[bytes, Exception] = {}

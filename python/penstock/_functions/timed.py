@@ -30,6 +30,7 @@ import datetime
 import heapq
 import math
 import pickle
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -268,7 +269,9 @@ class TimedCall:
             if self._by_clock:
                 bin.waiting.append((mine, values))
             else:
+                began = time.perf_counter()
                 self._rows(bin, mine, values, None, out)
+                bin.spent_s += time.perf_counter() - began
         return out
 
     def end_epoch(
@@ -279,6 +282,7 @@ class TimedCall:
         ended = after_us == _END_US and before_us != _END_US
         clock_us = None if clock_ms is None else clock_ms * 1_000
         for bin in bins:
+            began = time.perf_counter()
             bin.open()
             if self._ttl_us is not None and self._by_clock:
                 if clock_us is not None:
@@ -292,6 +296,7 @@ class TimedCall:
                 bin.expire(after_us, self._ttl_us)
             if ended and self._at_end is not None:
                 self._ends(bin, out)
+            bin.spent_s += time.perf_counter() - began
         return out
 
     def _rows(

@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from penstock._autobalance import Autobalance, Rules
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import (
     ENGINE_MOVES,
@@ -30,17 +31,16 @@ from penstock._figures import (
     ScopeStats,
     bins_table,
     loads_table,
-    parts_table,
     scope_stats,
     to_table,
 )
 from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
-from penstock._parts import Bins
+from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
-from penstock.spark._engine.autobalance import Autobalance, Balanced, Rules
+from penstock.spark._engine.autobalance import Balanced
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.checkpoints import Checkpoints
@@ -753,14 +753,15 @@ class Engine:
 
         Parameters
         ----------
-        by : {"bins", "rows"}, default "bins"
-            Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
+        by : {"bins", "rows", "busy"}, default "bins"
+            Equal numbers of bins; equal numbers of rows, as they came since the workers began; or equal time that they
+            have kept workers busy since then (`loads`).
         tolerance : float, default 1.2
-            By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
+            By rows or time: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
         strategy, batch_size, max_pause, gap
             As for `migrate`.
         query : StreamingQuery or str, optional
-            Default every running query; by rows it may be left out when it is alone.
+            Default every running query; by rows or time it may be left out when it is alone.
 
         Returns
         -------
@@ -775,10 +776,12 @@ class Engine:
             When there is no such query, or it does not run.
         """
         target, tolerance = None, parse_tolerance("tolerance", tolerance)
-        if parse_by(by) == "rows":
+        if parse_by(by) != "bins":
             self._require_open()
             looked = Balanced(self).look_at(self._queries.find(query))
-            owners = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else []
+            _, loads = looked.loads.by(by, Parts(looked.bits, dict(zip(looked.bins, looked.owners, strict=True))))
+            of_bins = [loads[part] for part in looked.bins]
+            owners = evened(looked.owners, of_bins, looked.workers, tolerance) if looked.owners else []
             target = dict(zip(looked.bins, owners, strict=True)) or None
             query = looked.query
         options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause, "gap": gap}
@@ -792,8 +795,10 @@ class Engine:
         pyarrow.Table
             bin (its prefix), bits (of the prefix: more where it is part of a bin that is split), worker (its owner),
             rows (that came for it since the workers began, of all keyed steps; one in eight is counted, for eight;
-            rows of a bin that was split later count as spread evenly over its parts). They begin again at 0 when the
-            set of workers changes.
+            rows of a bin that was split later count as spread evenly over its parts), busy_s (seconds that it kept
+            workers busy in keyed steps: calls of your functions for its keys, as they were measured, and of the rest of
+            each step's time its share by rows and by pairs of a join). They begin again at 0 when the set of workers
+            changes.
 
         Raises
         ------
@@ -803,15 +808,12 @@ class Engine:
         self._require_open()
         found = self._queries.find(query)
         assert self._recorder is not None
-        plan, told = found.parts(), self._recorder.loads(found.id)
-        if plan is None:
-            return loads_table([], [])
-        bins = [(*part, worker) for part, worker in plan.owner.items()]
-        return parts_table(bins, plan.rows(told.rows or [0] * (1 << plan.bits), told.parts))
+        return loads_table(found.parts() or Parts(0, {}), self._recorder.loads(found.id).loads)
 
     def autobalance(
         self,
         *,
+        by: str = "busy",
         every: Timeout = "5s",
         trigger: float = 1.5,
         tolerance: float = 1.2,
@@ -823,7 +825,7 @@ class Engine:
     ) -> Autobalance:
         """Even the load of the workers out whenever it stays skewed, and let their number follow the load.
 
-        Looks at what each bin got since the last look. When one worker had more than `trigger` times the mean for
+        Looks at what each bin cost since the last look. When one worker had more than `trigger` times the mean for
         `patience` looks in a row, a few bins move until none has more than `tolerance` times it. Then comes a rest. A
         bin that alone had more than `trigger` times the mean is split, so that its parts can move; one that is split,
         by whomever, and had less than a quarter of that for four times as many looks is made one again. What one key
@@ -833,6 +835,10 @@ class Engine:
 
         Parameters
         ----------
+        by : {"busy", "rows"}, default "busy"
+            What a load is: the time that a bin keeps workers busy (`loads`), since rows of one key may cost more than
+            those of another; or its rows, also where no time was measured. Time has the noise of the machine in it
+            where functions of yours are fast.
         every : float, str or datetime.timedelta, default "5s"
             Between two looks, at least 50 ms. Should hold a few batches.
         trigger, tolerance : float
@@ -877,7 +883,7 @@ class Engine:
         >>> [look.why for look in balance.looks if look.moves]  # doctest: +SKIP
         """
         self._require_open()
-        rules = Rules.of(every, trigger, tolerance, patience, least_rows, max_bin_bytes, workers, dry_run)
+        rules = Rules.of(by, every, trigger, tolerance, patience, least_rows, max_bin_bytes, workers, dry_run)
         with self._lock:
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError(f"engine {self.name} is balanced already: close that handle first")

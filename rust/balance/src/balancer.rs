@@ -1,5 +1,8 @@
 //! Evening loads out unaided: watches what each bin gets, and says when moving some is worth it.
 //!
+//! A load is what a bin costs, in any unit: rows, or nanoseconds of work, which say more where rows of one key cost more than another's. Whether a look
+//! says anything is judged by rows.
+//!
 //! A controller that moves at every sign of skew oscillates: loads of a moment are noise, a hot key wanders, and moving costs. So skew must
 //! stand for several looks in a row before anything moves; loads are the means of just these looks, so that what was before they began to
 //! differ does not blur them; what moves evens out to below what started it; and after a move comes a rest, in which its effect shows.
@@ -78,14 +81,14 @@ const WORTH: f64 = 0.25;
 /// use penstock_balance::{Balancer, Policy, Why};
 /// let mut balancer = Balancer::new(Policy { least_rows: 1, patience: 2, ..Policy::default() });
 /// let (owners, rows) = ([0, 0, 1, 1], [40, 30, 5, 5]);
-/// assert_eq!(balancer.look(&owners, &rows, 2).why, Why::Waiting { looks: 1 });
-/// let verdict = balancer.look(&owners, &rows, 2);
+/// assert_eq!(balancer.look(&owners, &rows, 80, 2).why, Why::Waiting { looks: 1 });
+/// let verdict = balancer.look(&owners, &rows, 80, 2);
 /// assert_eq!((verdict.moves.len(), verdict.moves[0].what), (1, 1));
 /// ```
 #[derive(Clone, Debug)]
 pub struct Balancer {
     policy: Policy,
-    /// Rows of each bin in the last looks that said something, as many as patience asks for.
+    /// Load of each bin in the last looks that said something, as many as patience asks for.
     looks: VecDeque<Vec<u64>>,
     over: u32,
     /// Looks that the last moves are still given.
@@ -99,23 +102,22 @@ impl Balancer {
         Self { policy, looks: VecDeque::new(), over: 0, rest: 0 }
     }
 
-    /// Judges the rows that each bin got since the last look. All `workers` may own bins. What the verdict moves is taken to be on its way: the
+    /// Judges the load of each bin since the last look, in which `came` rows came. All `workers` may own bins. What the verdict moves is taken to be on its way: the
     /// next looks bring the owners as they are then.
     ///
     /// # Panics
-    /// When there are not as many rows as owners.
-    pub fn look(&mut self, owners: &[u32], rows: &[u64], workers: u32) -> Verdict {
-        assert_eq!(owners.len(), rows.len(), "rows of each bin");
-        let came: u64 = rows.iter().sum();
+    /// When there are not as many loads as owners.
+    pub fn look(&mut self, owners: &[u32], new: &[u64], came: u64, workers: u32) -> Verdict {
+        assert_eq!(owners.len(), new.len(), "loads of each bin");
         let patience = self.policy.patience.max(1);
         if came >= self.policy.least_rows {
-            self.looks.push_back(rows.to_vec());
+            self.looks.push_back(new.to_vec());
         }
-        self.looks.retain(|look| look.len() == rows.len());
+        self.looks.retain(|look| look.len() == new.len());
         while self.looks.len() > patience as usize {
             self.looks.pop_front();
         }
-        let loads: Vec<u64> = (0..rows.len()).map(|bin| self.looks.iter().map(|look| look[bin]).sum()).collect();
+        let loads: Vec<u64> = (0..new.len()).map(|bin| self.looks.iter().map(|look| look[bin]).sum()).collect();
         let of_workers = |owners: &dyn Fn(usize) -> u32| {
             let mut sums = vec![0; workers as usize];
             for (bin, load) in loads.iter().enumerate() {

@@ -83,11 +83,11 @@ pub(crate) const LIMITS_AT_ONCE: u64 = 4;
 /// let policy = Policy { least_rows: 1, patience: 2, most_bytes: Some(64), ..Policy::default() };
 /// let mut divider = Divider::new(policy, 1, 20);
 /// let (bins, rows, small) = ([(0, 1), (1, 1)], [90, 10], [Some(1); 2]);
-/// assert_eq!(divider.look(&bins, &rows, &small, 2).splits, []);
-/// assert_eq!(divider.look(&bins, &rows, &small, 2).splits, [((0, 1), 2)]);
+/// assert_eq!(divider.look(&bins, &rows, 100, &small, 2).splits, []);
+/// assert_eq!(divider.look(&bins, &rows, 100, &small, 2).splits, [((0, 1), 2)]);
 /// let (even, bytes) = ([50, 50], [Some(1), Some(210)]);
-/// assert_eq!(divider.look(&bins, &even, &bytes, 2).large[0].fate, Fate::Waits { looks: 1 });
-/// assert_eq!(divider.look(&bins, &even, &bytes, 2).splits, [((1, 1), 2)]);
+/// assert_eq!(divider.look(&bins, &even, 100, &bytes, 2).large[0].fate, Fate::Waits { looks: 1 });
+/// assert_eq!(divider.look(&bins, &even, 100, &bytes, 2).splits, [((1, 1), 2)]);
 /// ```
 #[derive(Clone, Debug)]
 pub struct Divider {
@@ -105,7 +105,7 @@ pub struct Divider {
 /// What the parts of a bin have.
 #[derive(Default)]
 struct Whole {
-    rows: u64,
+    load: u64,
     /// Unless it is not known of all.
     bytes: Option<u64>,
 }
@@ -118,29 +118,28 @@ impl Divider {
         Self { policy, bits, most_bits, hot, large, cold }
     }
 
-    /// Judges the rows that each bin and part got since the last look, and the bytes that it holds, where they are known. What it says is taken to be
-    /// done: the next looks bring the bins as they are then. Sizes are judged whatever came; where few rows did, loads are not, and nothing is merged.
+    /// Judges the load of each bin and part since the last look, in which `came` rows came, and the bytes that it holds, where they are known. What it
+    /// says is taken to be done: the next looks bring the bins as they are then. Sizes are judged whatever came; where few rows did, loads are not, and nothing is merged.
     ///
     /// # Panics
-    /// When there are not as many rows, or bytes, as bins.
-    pub fn look(&mut self, bins: &[Bin], rows: &[u64], bytes: &[Option<u64>], workers: u32) -> Division {
-        assert_eq!(bins.len(), rows.len(), "rows of each bin");
+    /// When there are not as many loads, or bytes, as bins.
+    pub fn look(&mut self, bins: &[Bin], loads: &[u64], came: u64, bytes: &[Option<u64>], workers: u32) -> Division {
+        assert_eq!(bins.len(), loads.len(), "loads of each bin");
         assert_eq!(bins.len(), bytes.len(), "bytes of each bin");
         let mut split: BTreeMap<Bin, Whole> = BTreeMap::new();
-        for ((bin, rows), bytes) in bins.iter().zip(rows).zip(bytes).filter(|((bin, _), _)| bin.1 > self.bits) {
-            let whole = split.entry(self.whole(*bin)).or_insert(Whole { rows: 0, bytes: Some(0) });
-            whole.rows += rows;
+        for ((bin, load), bytes) in bins.iter().zip(loads).zip(bytes).filter(|((bin, _), _)| bin.1 > self.bits) {
+            let whole = split.entry(self.whole(*bin)).or_insert(Whole { load: 0, bytes: Some(0) });
+            whole.load += load;
             whole.bytes = whole.bytes.zip(*bytes).map(|(sum, bytes)| sum + bytes);
         }
-        let came: u64 = rows.iter().sum();
         let judged = came >= self.policy.least_rows.max(1);
-        let mean = came as f64 / f64::from(workers.max(1));
+        let mean = loads.iter().sum::<u64>() as f64 / f64::from(workers.max(1));
         let mut told = Division::default();
         let mut splits = BTreeMap::new();
         // For one worker nothing is.
         let too_hot = if workers > 1 { self.policy.trigger * mean } else { f64::INFINITY };
         if judged {
-            self.divide_hot(bins, rows, (too_hot, mean), &split, &mut splits, &mut told);
+            self.divide_hot(bins, loads, (too_hot, mean), &split, &mut splits, &mut told);
         }
         self.divide_large(bins, bytes, &split, &mut splits, &mut told);
         if judged {
@@ -169,21 +168,21 @@ impl Divider {
     fn divide_hot(
         &mut self,
         bins: &[Bin],
-        rows: &[u64],
+        loads: &[u64],
         (too_hot, mean): (f64, f64),
         split: &BTreeMap<Bin, Whole>,
         splits: &mut BTreeMap<Bin, u8>,
         told: &mut Division,
     ) {
         let before = std::mem::take(&mut self.hot);
-        for (bin, rows) in bins.iter().zip(rows).filter(|(_, rows)| **rows as f64 > too_hot) {
+        for (bin, load) in bins.iter().zip(loads).filter(|(_, load)| **load as f64 > too_hot) {
             let looks = before.get(bin).map_or(1, |looks| looks + 1);
             self.hot.insert(*bin, looks);
-            let all = split.get(&self.whole(*bin)).map(|whole| whole.rows);
-            if self.is_one_key(*bin, *rows, all) {
-                told.hot_key = told.hot_key.or(Some((*bin, *rows as f64 / mean)));
+            let all = split.get(&self.whole(*bin)).map(|whole| whole.load);
+            if self.is_one_key(*bin, *load, all) {
+                told.hot_key = told.hot_key.or(Some((*bin, *load as f64 / mean)));
             } else if looks >= self.policy.patience.max(1) {
-                splits.insert(*bin, self.depth(*bin, *rows, mean / 2.0));
+                splits.insert(*bin, self.depth(*bin, *load, mean / 2.0));
                 self.hot.remove(bin);
             }
         }
@@ -230,7 +229,7 @@ impl Divider {
         let patience = COLD_PATIENCE.saturating_mul(self.policy.patience.max(1));
         for (bin, whole) in split {
             let is_small = |limit: u64| whole.bytes.is_some_and(|bytes| (bytes as f64) < COLD * limit as f64);
-            if (whole.rows as f64) < hot && self.policy.most_bytes.is_none_or(is_small) {
+            if (whole.load as f64) < hot && self.policy.most_bytes.is_none_or(is_small) {
                 let looks = before.get(bin).map_or(1, |looks| looks + 1);
                 match looks >= patience {
                     true => told.merges.push(*bin),

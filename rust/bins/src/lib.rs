@@ -87,5 +87,5 @@ pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Moment, Outbox};
 pub use state_machine::{StateMachine, state_machine};
 pub use stateful::{Config, Divide, EpochOf, SHIP_BYTES, Stateful, stateful, stateful_divided};
-pub use stats::{BinEvent, Counters, LOG_ENTRIES, LogEntry, Stats};
+pub use stats::{BinEvent, Costs, Counters, LOG_ENTRIES, LogEntry, Meter, SAMPLE, Stats};
 pub use table::BinTable;

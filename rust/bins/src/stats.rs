@@ -6,7 +6,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::bin::bin;
 
 /// Entries kept in the log; older ones are forgotten.
 pub const LOG_ENTRIES: usize = 1 << 16;
@@ -59,14 +63,138 @@ pub struct Stats<T> {
     pub(crate) routed: AtomicU64,
     pub(crate) routed_moving: AtomicU64,
     log: Mutex<Log<T>>,
-    /// Of each F in this process.
-    loads: Mutex<Vec<Arc<[AtomicU64]>>>,
-    /// Of the parts of bins that are split, all F of this process together.
-    part_loads: Mutex<BTreeMap<u32, u64>>,
+    /// Records that were routed.
+    loads: Tally,
+    /// What the logic says of single bins.
+    met: Tally,
+    spent: Tally,
+    rest_ns: AtomicU64,
 }
 
 /// Of so many records of a block one is counted, for all of them.
-const SAMPLE: usize = 8;
+pub const SAMPLE: usize = 8;
+
+/// Counts by bin, those of its parts among them, and by part.
+#[derive(Debug, Default)]
+struct Tally {
+    /// Of each worker in this process.
+    bins: Mutex<Vec<Arc<[AtomicU64]>>>,
+    /// Of the parts of bins that are split, all workers of this process together.
+    parts: Mutex<BTreeMap<u32, u64>>,
+}
+
+impl Tally {
+    /// The counts of one more worker.
+    fn of_worker(&self, bins: usize) -> Arc<[AtomicU64]> {
+        let counts: Arc<[AtomicU64]> = (0..bins).map(|_| AtomicU64::new(0)).collect();
+        self.bins.lock().unwrap_or_else(PoisonError::into_inner).push(counts.clone());
+        counts
+    }
+
+    fn bins(&self) -> Vec<u64> {
+        let known = self.bins.lock().unwrap_or_else(PoisonError::into_inner);
+        let bins = known.iter().map(|counts| counts.len()).max().unwrap_or(0);
+        (0..bins)
+            .map(|bin| known.iter().filter_map(|counts| counts.get(bin)).map(|count| count.load(Relaxed)).sum())
+            .collect()
+    }
+
+    fn parts(&self) -> BTreeMap<u32, u64> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn add_to_parts(&self, parts: impl Iterator<Item = (u32, u64)>) {
+        let mut known = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        for (part, more) in parts {
+            *known.entry(part).or_default() += more;
+        }
+    }
+}
+
+/// Nobody else writes here, so no locked addition.
+fn add(counts: &[AtomicU64], bin: u32, more: u64) {
+    let count = &counts[bin as usize];
+    count.store(count.load(Relaxed) + more, Relaxed);
+}
+
+/// What the logic of an operator has cost, on all workers of a process since they began: of single bins what was measured or met there, by their
+/// numbers and those of their parts, which count as those of the bin, too; and the rest.
+///
+/// The rest is not divided here, since it is every bin's in proportion to its records, whoever had them and when: a worker that has few at a time spends
+/// more on each, and that is no property of its bins.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Costs {
+    /// Nanoseconds that belong to no bin alone.
+    pub rest_ns: u64,
+    /// Nanoseconds by bin; empty where nothing was measured.
+    pub spent_ns: Vec<u64>,
+    /// Nanoseconds by part.
+    pub part_spent_ns: BTreeMap<u32, u64>,
+    /// Records that it has made for each bin, by sample; empty where that is not told.
+    pub met: Vec<u64>,
+    /// The same by part.
+    pub part_met: BTreeMap<u32, u64>,
+}
+
+/// Takes what the logic of one worker costs.
+///
+/// Cost: who calls it reads a clock twice for all that S gives at one time, some 50 ns, and adds up one number for each bin that was measured.
+#[derive(Debug)]
+pub struct Meter<T> {
+    stats: Arc<Stats<T>>,
+    bits: u8,
+    spent: Option<Arc<[AtomicU64]>>,
+    met: Option<Arc<[AtomicU64]>>,
+}
+
+impl<T> Meter<T> {
+    /// Of one worker with bins of so many bits.
+    #[must_use]
+    pub fn new(stats: Arc<Stats<T>>, bits: u8) -> Self {
+        Self { stats, bits, spent: None, met: None }
+    }
+
+    /// So much time has passed, of which so many nanoseconds were spent on these bins or parts alone.
+    pub fn spend(&mut self, all: Duration, alone: &[(u32, u64)]) {
+        let of_bins: u64 = alone.iter().map(|(_, ns)| ns).sum();
+        let rest = u64::try_from(all.as_nanos()).unwrap_or(u64::MAX).saturating_sub(of_bins);
+        self.stats.rest_ns.fetch_add(rest, Relaxed);
+        if of_bins == 0 {
+            return;
+        }
+        let (bits, bins) = (self.bits, 1 << self.bits);
+        let counts = self.spent.get_or_insert_with(|| self.stats.spent.of_worker(bins));
+        alone.iter().for_each(|(number, ns)| add(counts, whole(*number, bits), *ns));
+        if alone.iter().any(|(number, _)| *number as usize >= bins) {
+            self.stats.spent.add_to_parts(alone.iter().copied().filter(|(number, _)| *number as usize >= bins));
+        }
+    }
+
+    /// Records were made for these hashes, of which each stands for [`SAMPLE`]; `number` is asked for their parts where any bin is split.
+    pub fn meet(&mut self, hashes: &[u64], number: Option<impl Fn(u64) -> u32>) {
+        if hashes.is_empty() {
+            return;
+        }
+        let (bits, bins) = (self.bits, 1 << self.bits);
+        let counts = self.met.get_or_insert_with(|| self.stats.met.of_worker(bins));
+        hashes.iter().for_each(|hash| add(counts, bin(*hash, bits), SAMPLE as u64));
+        if let Some(number) = number {
+            let parts = hashes.iter().map(|hash| number(*hash)).filter(|number| *number as usize >= bins);
+            self.stats.met.add_to_parts(parts.map(|part| (part, SAMPLE as u64)));
+        }
+    }
+}
+
+/// The bin that a part, or the bin itself, is of.
+fn whole(number: u32, bits: u8) -> u32 {
+    match number >> bits {
+        0 => number,
+        _ => {
+            let length = number.ilog2();
+            (number & !(1 << length)) >> (length - u32::from(bits))
+        }
+    }
+}
 
 /// How many records each bin gets, as one F sees them pass: one of eight, beginning at another one in each block, so that every record is
 /// as likely to count. A bin's count is right but for the square root of it, times three.
@@ -83,19 +211,15 @@ impl Loads {
     pub(crate) fn count(&mut self, hashes: &[u64], bin: impl Fn(u64) -> u32) {
         self.turn = (self.turn + 3) % SAMPLE;
         for &hash in hashes.iter().skip(self.turn).step_by(SAMPLE) {
-            // Nobody else writes here, so no locked addition.
-            let count = &self.counts[bin(hash) as usize];
-            count.store(count.load(Relaxed) + SAMPLE as u64, Relaxed);
+            add(&self.counts, bin(hash), SAMPLE as u64);
         }
     }
 
     /// Counts the same records of the block that was counted last by their parts, where those are of bins that are split.
     pub(crate) fn count_parts<T>(&self, stats: &Stats<T>, hashes: &[u64], part: impl Fn(u64) -> u32) {
         let parts = hashes.iter().skip(self.turn).step_by(SAMPLE).map(|&hash| part(hash));
-        let mut loads = stats.part_loads.lock().unwrap_or_else(PoisonError::into_inner);
-        for part in parts.filter(|part| *part as usize >= self.counts.len()) {
-            *loads.entry(part).or_default() += SAMPLE as u64;
-        }
+        let parts = parts.filter(|part| *part as usize >= self.counts.len());
+        stats.loads.add_to_parts(parts.map(|part| (part, SAMPLE as u64)));
     }
 }
 
@@ -145,33 +269,41 @@ impl<T> Stats<T> {
             routed: AtomicU64::new(0),
             routed_moving: AtomicU64::new(0),
             log: Mutex::new(Log { entries: VecDeque::new(), total: 0 }),
-            loads: Mutex::default(),
-            part_loads: Mutex::default(),
+            loads: Tally::default(),
+            met: Tally::default(),
+            spent: Tally::default(),
+            rest_ns: AtomicU64::new(0),
         }
     }
 
     /// Records of each bin that the workers of this process have routed since they began, wherever the bin is; by sample, see `Loads`.
     #[must_use]
     pub fn loads(&self) -> Vec<u64> {
-        let known = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
-        let bins = known.iter().map(|counts| counts.len()).max().unwrap_or(0);
-        (0..bins)
-            .map(|bin| known.iter().filter_map(|counts| counts.get(bin)).map(|count| count.load(Relaxed)).sum())
-            .collect()
+        self.loads.bins()
     }
 
     /// Records that the workers of this process have routed by the part that they fell into then, by sample; they count as those of the
     /// bin, too. What parts had stays when they are split or merged.
     #[must_use]
     pub fn part_loads(&self) -> BTreeMap<u32, u64> {
-        self.part_loads.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.loads.parts()
+    }
+
+    /// What the logic of the workers of this process has cost since they began, as their meters were told.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        Costs {
+            rest_ns: self.rest_ns.load(Relaxed),
+            spent_ns: self.spent.bins(),
+            part_spent_ns: self.spent.parts(),
+            met: self.met.bins(),
+            part_met: self.met.parts(),
+        }
     }
 
     /// Counts for one F.
     pub(crate) fn counts(&self, bins: usize) -> Loads {
-        let counts: Arc<[AtomicU64]> = (0..bins).map(|_| AtomicU64::new(0)).collect();
-        self.loads.lock().unwrap_or_else(PoisonError::into_inner).push(counts.clone());
-        Loads { counts, turn: 0 }
+        Loads { counts: self.loads.of_worker(bins), turn: 0 }
     }
 
     /// Reads all counters; each is exact, together they are no snapshot.
@@ -238,5 +370,20 @@ mod tests {
         let log = stats.log();
         assert_eq!((log.len(), log[0].time), (LOG_ENTRIES, 3));
         assert!(log.windows(2).all(|w| w[0].at_ns <= w[1].at_ns));
+    }
+
+    #[test]
+    fn costs_of_parts_count_as_those_of_their_bins_and_the_rest_as_nobodys() {
+        let stats = Arc::new(Stats::<u64>::new());
+        let mut meters = [Meter::new(stats.clone(), 2), Meter::new(stats.clone(), 2)];
+        let quarter = crate::parts::number_of(penstock_files::Range::new(0b1101, 4).unwrap(), 2).unwrap();
+        meters[0].spend(Duration::from_nanos(100), &[(0, 30), (quarter, 40)]);
+        meters[1].spend(Duration::from_nanos(50), &[(3, 20), (quarter, 40)]);
+        meters[1].meet(&[1 << 62, 0b1101 << 60], Some(|hash: u64| if hash >> 62 == 3 { quarter } else { 1 }));
+        let costs = stats.costs();
+        assert_eq!(costs.rest_ns, 30, "more than all is no less than nothing");
+        assert_eq!((costs.spent_ns, costs.part_spent_ns), (vec![30, 0, 0, 100], BTreeMap::from([(quarter, 80)])));
+        assert_eq!((costs.met, costs.part_met), (vec![0, 8, 0, 8], BTreeMap::from([(quarter, 8)])));
+        assert_eq!((whole(3, 2), whole(0, 0), whole(3, 0)), (3, 0, 0));
     }
 }

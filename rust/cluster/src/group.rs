@@ -12,7 +12,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
-use penstock_bins::{BinsError, Command, Routing, number_of, range_of};
+use penstock_bins::{BinsError, Command, Routing, number_of};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
 use penstock_engine::{Range, Ranges, Recut};
@@ -360,16 +360,10 @@ impl Host for GroupHost {
     }
 
     fn loads(&self, running: &Running) -> Value {
-        let (bins, parts) = (running.group.loads(), running.group.part_loads());
-        let range = |(number, rows): (u32, u64)| {
-            let range = range_of(number, running.bits).expect("a part of a bin");
-            (range.prefix(), range.length(), rows)
-        };
-        let parts: Vec<Vec<_>> = parts.into_iter().map(|parts| parts.into_iter().map(range).collect()).collect();
         let plain = |(range, bytes): (Range, u64)| (range.prefix(), range.length(), bytes);
         let bytes = running.group.bin_bytes().into_iter().map(|step| step.into_iter().map(plain).collect());
         let bytes: Vec<Vec<_>> = bytes.collect();
-        json!({ "bins": bins, "parts": parts, "bytes": bytes })
+        json!({ "steps": running.group.loads(), "bytes": bytes })
     }
 
     fn stop(&self, running: Running) -> (Resident, Option<Failure>) {

@@ -141,17 +141,26 @@ pub struct EpochEnd {
 }
 
 /// The states of one step on one worker.
-pub struct States<'a>(&'a mut dyn Bins);
+pub struct States<'a> {
+    bins: &'a mut dyn Bins,
+    spent: &'a mut Vec<(u32, u64)>,
+}
 
 impl<'a> States<'a> {
-    pub(crate) fn new(bins: &'a mut dyn Bins) -> Self {
-        Self(bins)
+    /// Of these bins; what is spent on single ones is noted behind what is there.
+    pub(crate) fn new(bins: &'a mut dyn Bins, spent: &'a mut Vec<(u32, u64)>) -> Self {
+        Self { bins, spent }
+    }
+
+    /// A call has taken so many nanoseconds for this bin alone: see [`OwnCosts`](crate::op::OwnCosts).
+    pub fn spend(&mut self, bin: u32, ns: u64) {
+        self.spent.push((bin, ns));
     }
 
     /// The bins held here, ascending.
     #[must_use]
     pub fn held(&self) -> Vec<u32> {
-        self.0.held()
+        self.bins.held()
     }
 
     /// The state of a bin that is held here, as [`Callbacks::new_state`] made it.
@@ -159,7 +168,7 @@ impl<'a> States<'a> {
     /// # Panics
     /// When the bin is not held here, or its state is of another type.
     pub fn of<S: ForeignState>(&mut self, bin: u32) -> &mut S {
-        let state: &mut dyn Any = foreign_of(self.0, bin).expect("the operator names bins that it holds");
+        let state: &mut dyn Any = foreign_of(self.bins, bin).expect("the operator names bins that it holds");
         state.downcast_mut().expect("the states of a call are of one type")
     }
 }

@@ -17,7 +17,7 @@ use arrow_schema::SchemaRef;
 use crate::callback::{Callbacks, EpochEnd, Grouped, States};
 use crate::column::{EventTime, codes};
 use crate::error::{OpError, StepName};
-use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
+use crate::op::{Bins, KeyedOp, Output, OwnCosts, Sink, check_hashes, conform, send, take_rows};
 use crate::partition::{Partition, bin_of};
 use crate::state::foreign_of;
 use crate::window::{Cut, event_times};
@@ -29,11 +29,13 @@ pub(crate) struct Foreign {
     pub(crate) schema: SchemaRef,
     pub(crate) callbacks: Arc<dyn Callbacks>,
     by_bin: Partition,
+    /// What calls have spent on single bins.
+    spent: Vec<(u32, u64)>,
 }
 
 impl Foreign {
     pub(crate) fn new(step: StepName, call: usize, schema: SchemaRef, callbacks: Arc<dyn Callbacks>) -> Self {
-        Self { step, call, schema, callbacks, by_bin: Partition::default() }
+        Self { step, call, schema, callbacks, by_bin: Partition::default(), spent: Vec::new() }
     }
 
     /// Hands `rows` of a block to the call, in one go.
@@ -57,9 +59,13 @@ impl Foreign {
             foreign_of(bins, bin).map(|_| (bin, start..end))
         });
         let runs = runs.collect::<Result<Vec<_>, _>>()?;
-        let states = States::new(bins);
+        let states = States::new(bins, &mut self.spent);
         let mut block = Grouped { batch, rows: self.by_bin.rows(), runs: &runs, states };
         Ok(self.callbacks.apply(self.call, &mut block)?)
+    }
+
+    fn own_costs(&mut self) -> OwnCosts {
+        OwnCosts { spent: std::mem::take(&mut self.spent), met: Vec::new() }
     }
 
     fn emit(&self, made: &RecordBatch, out: &mut Sink<'_>) -> Result<(), OpError> {
@@ -98,6 +104,10 @@ impl KeyedOp for StatefulMapOp {
     }
 
     fn resume(&mut self, _: i64) {}
+
+    fn own_costs(&mut self) -> OwnCosts {
+        self.0.own_costs()
+    }
 }
 
 /// Which rows are late.
@@ -192,12 +202,17 @@ impl KeyedOp for EpochOp {
             clock_ms: std::mem::take(&mut self.clock_ms),
         };
         self.before_us = self.after_us;
-        let made = self.foreign.callbacks.end_epoch(self.foreign.call, &end, &mut States::new(bins))?;
+        let Foreign { callbacks, call, spent, .. } = &mut self.foreign;
+        let made = callbacks.end_epoch(*call, &end, &mut States::new(bins, spent))?;
         made.iter().try_for_each(|batch| self.foreign.emit(batch, out))
     }
 
     fn resume(&mut self, watermark_us: i64) {
         (self.before_us, self.after_us) = (Some(watermark_us), Some(watermark_us));
+    }
+
+    fn own_costs(&mut self) -> OwnCosts {
+        self.foreign.own_costs()
     }
 }
 

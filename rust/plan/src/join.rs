@@ -45,6 +45,7 @@ use arrow_select::filter::filter_record_batch;
 use arrow_select::take::take;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use penstock_bins::SAMPLE;
 
 use self::bytes::{Bytes, Longs};
 use self::sides::Own;
@@ -55,7 +56,7 @@ use crate::common::{self, Borrowed, Shared};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
 use crate::key::{KeyCodec, Keys};
-use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, OwnCosts, Sink, bin_among, check_hashes, send, take_rows};
 use crate::row_format;
 use crate::spec::JoinHow;
 use crate::state::sides_of;
@@ -229,6 +230,8 @@ pub(crate) struct JoinOp {
     found: Vec<u32>,
     /// Bins of a block that are held.
     checked: Vec<bool>,
+    /// Hashes of pairs that have come out, one of `SAMPLE`, until they are asked for.
+    met: Vec<u64>,
 }
 
 /// Rows whose keys are looked up together.
@@ -471,6 +474,8 @@ struct Alone {
 struct Round {
     rows: usize,
     bytes: usize,
+    /// Hashes of its pairs, one of `SAMPLE`.
+    met: Vec<u64>,
 }
 
 impl Round {
@@ -554,6 +559,7 @@ impl JoinOp {
             pairs: None,
             found: Vec::new(),
             checked: Vec::new(),
+            met: Vec::new(),
         })
     }
 
@@ -577,10 +583,11 @@ impl JoinOp {
         Ok(())
     }
 
+    /// Gives pairs of rows of a block, which has these hashes.
     fn give(
         &self,
         side: usize,
-        batch: &RecordBatch,
+        (batch, hashes): (&RecordBatch, &[u64]),
         pairs: &mut Pairs,
         round: &mut Round,
         out: &mut Sink<'_>,
@@ -589,6 +596,8 @@ impl JoinOp {
             return Ok(());
         }
         let Pairs { mine, which, theirs, ends, weight, .. } = pairs;
+        // Beginning at another one each time, so that every pair is as likely to count.
+        round.met.extend(mine.iter().skip(round.rows % SAMPLE).step_by(SAMPLE).map(|row| hashes[*row as usize]));
         (round.rows, round.bytes) = (round.rows + mine.len(), round.bytes + std::mem::take(weight));
         let [own, other] = [&self.halves[side], &self.halves[1 - side]];
         let own: Vec<&ArrayRef> = own.side.taken.iter().map(|at| batch.column(*at)).collect();
@@ -762,7 +771,7 @@ impl JoinOp {
                     None => pairs.push(row as u32, other),
                 }
                 if pairs.are_full() && failed.is_ok() {
-                    failed = self.give(side, batch, pairs, round, out);
+                    failed = self.give(side, (batch, hashes), pairs, round, out);
                 }
             };
             let key = (hash, block.keys.bytes(row), Some(at).filter(|at| *at != NOT_THERE));
@@ -815,7 +824,7 @@ impl JoinOp {
                 Some(place) => {
                     pairs.push_kept(row as u32, (bin, place), || sides.row_at(0, place));
                     if pairs.are_full() {
-                        self.give(side, batch, pairs, round, out)?;
+                        self.give(side, (batch, hashes), pairs, round, out)?;
                     }
                 }
                 None => {
@@ -911,7 +920,8 @@ impl KeyedOp for JoinOp {
         };
         drop(common);
         self.common.limit();
-        self.give(side, batch, &mut pairs, &mut round, out)?;
+        self.give(side, (batch, hashes), &mut pairs, &mut round, out)?;
+        self.met.append(&mut round.met);
         (self.pairs, self.found) = (Some(pairs), found);
         if !alone.is_empty() {
             let rows = take_rows(batch, &alone)?;
@@ -949,6 +959,10 @@ impl KeyedOp for JoinOp {
 
     fn resume(&mut self, watermark_us: i64) {
         self.watermark = watermark_us;
+    }
+
+    fn own_costs(&mut self) -> OwnCosts {
+        OwnCosts { spent: Vec::new(), met: std::mem::take(&mut self.met) }
     }
 }
 

@@ -51,6 +51,15 @@ pub enum Output {
 /// Takes an operator's output, block by block.
 pub type Sink<'a> = dyn FnMut(Output) + 'a;
 
+/// What an operator knows of the cost of single bins.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnCosts {
+    /// Nanoseconds that were spent on a bin alone, by its number; one may come several times.
+    pub spent: Vec<(u32, u64)>,
+    /// Hashes of rows that it has made where one that comes makes many: one of [`SAMPLE`](penstock_bins::SAMPLE).
+    pub met: Vec<u64>,
+}
+
 /// One keyed stage on one worker.
 pub trait KeyedOp {
     /// Applies a routed block of a side, 0 where it has one, to this worker's bins. Rows of one key are applied in their order.
@@ -105,6 +114,11 @@ pub trait KeyedOp {
     /// The processing time of the epoch that ends, in milliseconds since 1970: fixed by the host, equal when the epoch is repeated. Comes
     /// before the watermark.
     fn clock(&mut self, _clock_ms: i64) {}
+
+    /// What it has learnt of the cost of single bins since the last call. What it says nothing of costs each of its rows the same.
+    fn own_costs(&mut self) -> OwnCosts {
+        OwnCosts::default()
+    }
 }
 
 /// The bin that a hash falls into, of many: bins are asked only where one is split.

@@ -59,29 +59,30 @@ impl Balancer {
         Self { policy, bits, balancer, divider, bins: Vec::new() }
     }
 
-    /// Judges the rows that each bin and part got since the last look, and the bytes that it holds.
+    /// Judges the load of each bin and part since the last look, with the rows that came in that time, and the bytes that it holds.
     fn look<'py>(
         &mut self,
         py: Python<'py>,
         bins: Vec<Bin>,
         owners: Vec<u32>,
-        rows: Vec<u64>,
+        loads: (Vec<u64>, u64),
         bytes: Vec<Option<u64>>,
         workers: u32,
     ) -> PyResult<Bound<'py, PyDict>> {
-        fits(&owners, &rows)?;
+        let (loads, came) = loads;
+        fits(&owners, &loads)?;
         let wrong = |(prefix, bits): &Bin| !(self.bits..=MAX_BITS).contains(bits) || prefix >> bits != 0;
-        if bins.len() != rows.len() || bins.len() != bytes.len() || bins.iter().any(wrong) {
-            let (rows, bytes) = (rows.len(), bytes.len());
-            let text = format!("{rows} rows and {bytes} sizes for {} bins of {} bits or more", bins.len(), self.bits);
+        if bins.len() != loads.len() || bins.len() != bytes.len() || bins.iter().any(wrong) {
+            let (loads, bytes) = (loads.len(), bytes.len());
+            let text = format!("{loads} loads and {bytes} sizes for {} bins of {} bits or more", bins.len(), self.bits);
             return Err(errors::raise(Kind::Config, &text));
         }
         if bins != self.bins {
             self.balancer = penstock_balance::Balancer::new(self.policy);
             self.bins.clone_from(&bins);
         }
-        let verdict = self.balancer.look(&owners, &rows, workers);
-        let division = self.divider.look(&bins, &rows, &bytes, workers);
+        let verdict = self.balancer.look(&owners, &loads, came, workers);
+        let division = self.divider.look(&bins, &loads, came, &bytes, workers);
         let told = PyDict::new(py);
         told.set_item("skew", verdict.skew)?;
         told.set_item("expected", verdict.expected)?;

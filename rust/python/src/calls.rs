@@ -213,7 +213,12 @@ impl Callbacks for PyCalls {
             }
         };
         let made = made?;
-        Python::try_attach(|py| bins.iter().zip(counts).for_each(|(bin, rows)| bin.measure(py, rows)));
+        Python::try_attach(|py| {
+            for ((bin, (number, _)), rows) in bins.iter().zip(block.runs).zip(counts) {
+                bin.measure(py, rows);
+                bin.tell_spent(py, *number, &mut block.states);
+            }
+        });
         Ok(made)
     }
 
@@ -221,7 +226,7 @@ impl Callbacks for PyCalls {
         let call = self.call(call)?;
         let schema = call.schema.as_ref().ok_or_else(|| CallError::new(&call.step, "the call declares no schema"))?;
         let held = states.held();
-        let bins = bins(states, held.into_iter())?;
+        let bins = bins(states, held.iter().copied())?;
         self.attached(&call.step, |py| {
             let object = call.object.bind(py);
             let arguments = (objects(py, &bins)?, end.before_us, end.after_us, end.clock_ms);
@@ -237,7 +242,10 @@ impl Callbacks for PyCalls {
                     batches.collect::<PyResult<Vec<_>>>()?
                 }
             };
-            bins.iter().for_each(|bin| bin.measure(py, 1));
+            for (bin, number) in bins.iter().zip(held) {
+                bin.measure(py, 1);
+                bin.tell_spent(py, number, states);
+            }
             Ok(batches)
         })
     }
@@ -402,6 +410,17 @@ impl PyBin {
                 self.estimate.0.store(bytes, Ordering::Relaxed);
                 self.estimate.1.store(keys, Ordering::Relaxed);
             }
+            Err(error) => error.write_unraisable(py, Some(object)),
+        }
+    }
+
+    /// Tells what the object has counted that calls of the function took for it alone, and has it begin again.
+    fn tell_spent(&self, py: Python<'_>, number: u32, states: &mut States<'_>) {
+        let (object, name) = (self.object.bind(py), pyo3::intern!(py, "spent_s"));
+        let spent = object.getattr(name).and_then(|spent| spent.extract::<f64>());
+        match spent.and_then(|spent| if spent > 0.0 { object.setattr(name, 0.0).map(|()| spent) } else { Ok(0.0) }) {
+            Ok(spent) if spent > 0.0 => states.spend(number, (spent * 1e9) as u64),
+            Ok(_) => {}
             Err(error) => error.write_unraisable(py, Some(object)),
         }
     }

@@ -74,10 +74,10 @@ impl FlowCrew {
         let patience = self::timeout(Some(patience))?.unwrap_or_default();
         let told = locked(py, &self.crew, |crew| {
             let crew = crew.as_ref()?;
-            Some((crew.stats(patience), crew.loads(), crew.part_loads()))
+            Some((crew.stats(patience), crew.loads()))
         });
-        let (stats, loads, part_loads) = told.ok_or(Problem::Closed("FlowCrew"))?;
-        told_as_json(&stats, &[], &loads, &part_loads)
+        let (stats, loads) = told.ok_or(Problem::Closed("FlowCrew"))?;
+        told_as_json(&stats, &[], &loads)
     }
 
     /// Asks the workers to end, without waiting for them. Harmless when done twice.

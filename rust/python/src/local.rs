@@ -19,8 +19,8 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bound
 use penstock_bins::{Command, Range, Strategy, number_of, range_of};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
-    Cadence, Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepReport,
-    Watermarks,
+    Cadence, Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepLoads,
+    StepReport, Watermarks,
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
@@ -604,10 +604,10 @@ impl LocalRun {
     /// Counters of the workers and owners of the bins as JSON; latency samples and bin moves since the last call.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let inner = self.inner(py)?;
-        let ask = |group: &Group| (group.stats(), group.owners(), group.loads(), group.part_loads());
+        let ask = |group: &Group| (group.stats(), group.owners(), group.loads());
         let told = py.detach(|| inner.with(|books| books.group.as_ref().map(ask)))?;
-        let (stats, owners, loads, part_loads) = told.ok_or(Problem::Closed("LocalRun"))?;
-        told_as_json(&stats, &owners, &loads, &part_loads)
+        let (stats, owners, loads) = told.ok_or(Problem::Closed("LocalRun"))?;
+        told_as_json(&stats, &owners, &loads)
     }
 
     /// Stops the threads and drops the state. Harmless when done twice; after it every other method raises.
@@ -710,17 +710,11 @@ impl LocalRun {
 }
 
 /// What the workers of a process tell, as JSON.
-pub(crate) fn told_as_json(
-    stats: &GroupStats,
-    owners: &[Vec<u32>],
-    loads: &[Vec<u64>],
-    part_loads: &[BTreeMap<u32, u64>],
-) -> PyResult<String> {
+pub(crate) fn told_as_json(stats: &GroupStats, owners: &[Vec<u32>], loads: &[StepLoads]) -> PyResult<String> {
     let write = || -> serde_json::Result<String> {
         let mut told = serde_json::to_value(stats)?;
         told["owners"] = serde_json::to_value(owners)?;
         told["loads"] = serde_json::to_value(loads)?;
-        told["part_loads"] = serde_json::to_value(part_loads)?;
         Ok(told.to_string())
     };
     write().map_err(|error| errors::raise(Kind::Engine, &error.to_string()))

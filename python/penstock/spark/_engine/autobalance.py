@@ -1,342 +1,17 @@
-"""Evening out the load of workers unaided.
+"""An engine as its autobalance (`penstock._autobalance`) sees it.
 
-Owns: the thread that looks, and the record of what it saw and did. What skew is worth a move, which bins to split and
-which to make one again, how many workers are needed, and when, is decided by `penstock_balance` (crate balance), which
-hears what each bin got since the last look; the moves are the engine's.
-
-Bins are evened out among the threads of all workers, query by query. The number of workers is that of processes, and
-one decision for all queries, which share them: what each keeps busy adds up (`penstock_balance::Sizer` says what that
-means). What a query was last seen to keep busy counts until it is measured again, which is at ends of its batches, in
-proportion to what comes where that has become less since; a look at which nothing is new says nothing of the number,
-nor does one while that number changes.
-
-Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
-wrong in a look ends the queries, or the looking. Rows of what has been split or merged since the last look say nothing.
+Owns: what is known of the queries at a look, and how moves are asked for: by the calls that users have.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from penstock import _native
-from penstock._durations import Timeout, parse_timeout
-from penstock._migration import parse_tolerance
+from penstock._autobalance import PAUSE_S, Looked, see_through
 from penstock._parts import Part, Parts
-from penstock._sizes import parse_bytes
-from penstock.errors import ConfigError
 
-__all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
-
-#: Verdicts that are kept.
-_VERDICTS = 1_000
-#: Seconds that moves may hold rows up, and that they may take.
-_PAUSE_S = 0.05
-_END_S = 600.0
-#: The least that a bin may be limited to.
-_LEAST_BYTES = 1 << 16
-#: Share of its time that a worker is to be busy where the number of workers follows the load.
-_BUSY = 0.8
-
-
-@dataclass(frozen=True)
-class Look:
-    """What one look at one query said, and what was done.
-
-    Attributes
-    ----------
-    query : str
-        Its name.
-    at : float
-        Seconds since 1970.
-    skew : float
-        Load of the most loaded worker as a multiple of the mean of all, over the last looks; 1 is even. One that gets
-        `r` times what each other one does has ``r * n / (r + n - 1)``: four times is 1.6 of two workers, 2.3 of four.
-    expected : float
-        The same after the moves.
-    moves : int
-        Bins that move, or would with ``dry_run``.
-    why : str
-        In words.
-    needed : int or None
-        Workers (processes) that all queries together need for the rates that come; None where nothing new was measured.
-    splits, merges : int
-        Bins that are split and made one again, or would be; `why` tells of the largest that holds too much.
-    workers : int or None
-        The number of workers to which the engine goes, or would; None while it stays as it is. `why` tells the reason.
-    """
-
-    query: str
-    at: float
-    skew: float
-    expected: float
-    moves: int
-    why: str
-    needed: int | None = None
-    splits: int = 0
-    merges: int = 0
-    workers: int | None = None
-
-
-@dataclass(frozen=True)
-class Rules:
-    """When to act; see ``Engine.autobalance``."""
-
-    every_s: float
-    trigger: float
-    tolerance: float
-    patience: int
-    least_rows: int
-    most_bytes: int | None
-    workers: tuple[int, int] | None
-    dry_run: bool
-
-    @classmethod
-    def of(
-        cls,
-        every: Timeout,
-        trigger: float,
-        tolerance: float,
-        patience: int,
-        least_rows: int,
-        max_bin_bytes: int | str | None,
-        workers: tuple[int, int] | None,
-        dry_run: bool,
-    ) -> Rules:
-        """What a user wrote.
-
-        Raises
-        ------
-        ConfigError
-            When an option is out of range.
-        """
-        seconds = parse_timeout(every, "every", least_s=0.05)
-        assert seconds is not None
-        if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
-            raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
-        for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
-                raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
-        most_bytes = None if max_bin_bytes is None else parse_bytes(max_bin_bytes, "max_bin_bytes")
-        if most_bytes is not None and most_bytes < _LEAST_BYTES:
-            raise ConfigError(
-                f"max_bin_bytes={max_bin_bytes!r} must be at least {_LEAST_BYTES >> 10} KiB, since each part has tables"
-                " of its own; None is for bins of any size"
-            )
-        if workers is not None:
-            ends = workers if isinstance(workers, (tuple, list)) else ()
-            if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
-                raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
-        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, workers, bool(dry_run))
-
-
-@dataclass(frozen=True)
-class Looked:
-    """What is known of one query at a look: counts since its generation began, of each of its bins and parts."""
-
-    query: str
-    generation: int
-    bits: int
-    bins: list[Part]
-    owners: list[int]
-    workers: int
-    loads: list[int]
-    bytes: list[int | None]
-    rows: int
-    busy_s: float
-    offered: float | None
-
-
-class Host(Protocol):
-    """What of an engine it works with."""
-
-    #: Of each worker.
-    threads: int
-
-    @property
-    def workers(self) -> int | None: ...
-    def looked(self) -> Iterable[Looked]: ...
-    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None: ...
-    def recut(
-        self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
-    ) -> None: ...
-    def resize(self, workers: int) -> None: ...
-    def tell(self, query: str, advised: bool, **facts: Any) -> None: ...
-    def failed(self, error: Exception) -> None: ...
-
-
-class _Watched:
-    """One query between two looks."""
-
-    def __init__(self, rules: Rules, first: Looked, load: float | None) -> None:
-        self.balancer = _native.Balancer(
-            rules.trigger, rules.tolerance, rules.patience, rules.least_rows, rules.most_bytes, first.bits
-        )
-        self.last = first
-        #: Workers that it keeps busy, as it was last measured, and rows per second that came then.
-        self.load, self.offered = load, first.offered
-        #: Rows and busy seconds when the time was last told, which is at ends of batches; rows are told all along.
-        self.timed = first.rows, first.busy_s
-
-    def measure(self, now: Looked, sizer: _native.Sizer) -> bool:
-        """Whether there is something new to know of what it keeps busy."""
-        rows, busy = now.rows - self.timed[0], now.busy_s - self.timed[1]
-        if now.offered is None:
-            return False
-        load: float | None = None
-        if busy > 0.0:
-            self.timed = now.rows, now.busy_s
-            load = sizer.load(now.offered, max(0, rows), busy)
-        elif now.offered == 0.0:
-            load = 0.0
-        elif self.load is not None and self.offered is not None and now.offered < self.offered:
-            # No batch, and less comes than did.
-            load = self.load * now.offered / self.offered
-        if load is not None:
-            self.load, self.offered = load, now.offered
-        return load is not None
-
-
-class Autobalance:
-    """A handle on the evening out of an engine's loads; a context manager, at whose end it stops looking.
-
-    Attributes
-    ----------
-    looks : list of Look
-        What was seen and done, the latest last; up to 1,000.
-    """
-
-    def __init__(self, engine: Host, rules: Rules, name: str) -> None:
-        self._engine = engine
-        self._rules = rules
-        self._watched: dict[str, _Watched] = {}
-        least, most = rules.workers or (1, 1 << 12)
-        self._sizer = _native.Sizer(least, most, engine.threads, _BUSY, rules.patience)
-        self._lock = threading.Lock()
-        self._looks: deque[Look] = deque(maxlen=_VERDICTS)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"penstock-autobalance-{name}", daemon=True)
-
-    def start(self) -> Autobalance:
-        """Begin to look; called by the engine."""
-        self._thread.start()
-        return self
-
-    @property
-    def looking(self) -> bool:
-        """Whether it still looks."""
-        return not self._closing.is_set()
-
-    @property
-    def looks(self) -> list[Look]:
-        with self._lock:
-            return list(self._looks)
-
-    def close(self) -> None:
-        """Look no more; a migration under way ends after its step. Harmless when done twice."""
-        self._closing.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def __enter__(self) -> Autobalance:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        acted = sum(1 for look in self.looks if look.moves)
-        return f"<Autobalance every {self._rules.every_s:g} s: {len(self.looks)} looks, {acted} with moves>"
-
-    # In its thread
-
-    def _run(self) -> None:
-        while not self._closing.wait(self._rules.every_s):
-            try:
-                self.look(time.time())
-            except Exception as error:
-                # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
-                self._engine.failed(error)
-
-    def look(self, at: float) -> None:
-        """One look at all queries."""
-        seen = list(self._engine.looked())
-        before, self._watched = self._watched, {}
-        compared: list[tuple[_Watched, Looked]] = []
-        for now in seen:
-            known = before.get(now.query)
-            if known is None or known.last.generation != now.generation:
-                known = _Watched(self._rules, now, known.load if known is not None else None)
-            elif known.last.bins != now.bins:
-                # What came for parts before there were any is not known.
-                known.last = now
-            else:
-                compared.append((known, now))
-            self._watched[now.query] = known
-        needed, workers, size = self._sized(compared)
-        for known, now in compared:
-            rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
-            came = [max(0, one) for one in rows]
-            verdict = known.balancer.look(now.bins, now.owners, came, now.bytes, now.workers)
-            known.last = now
-            moves, splits, merges = dict(verdict["moves"]), dict(verdict["splits"]), verdict["merges"]
-            entry = Look(
-                now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"] + size, needed,
-                len(splits), len(merges), workers,
-            )  # fmt: skip
-            with self._lock:
-                self._looks.append(entry)
-            self._act(entry, moves, splits, merges)
-        if workers is not None and not self._rules.dry_run and not self._closing.is_set():
-            self._engine.resize(workers)
-
-    def _sized(self, compared: Sequence[tuple[_Watched, Looked]]) -> tuple[int | None, int | None, str]:
-        """Workers that are needed, the number to go to now, and what is said of that."""
-        new = [known.measure(now, self._sizer) for known, now in compared]
-        there = self._engine.workers
-        told = None
-        if there is not None and any(new):
-            told = self._sizer.look(there, [known.load for known in self._watched.values()])
-        if told is None:
-            return None, None, ""
-        load, needed, workers, looks = told
-        allowed = self._rules.workers
-        if allowed is None or workers == there:
-            return needed, None, ""
-        queries = "the query keeps" if len(self._watched) == 1 else f"{len(self._watched)} queries keep"
-        because = f"{queries} {load:.2f} busy, each may be for {_BUSY:.0%}, {allowed[0]} to {allowed[1]} are allowed"
-        if looks > 0:
-            return needed, None, f"; {looks} looks before {there} workers become {workers}: {because}"
-        become = "would become" if self._rules.dry_run else "become"
-        return needed, workers, f"; {there} workers {become} {workers}: {because}"
-
-    def _act(self, look: Look, moves: Mapping[Part, int], splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
-        if not self._rules.dry_run:
-            if moves:
-                self._engine.move(look.query, moves, self._closing.is_set)
-            if splits or merges:
-                self._engine.recut(look.query, splits, merges, self._closing.is_set)
-        if moves or splits or merges or look.workers is not None:
-            self._engine.tell(
-                look.query,
-                self._rules.dry_run,
-                bins=len(moves),
-                workers=look.workers,
-                skew=look.skew,
-                expected=look.expected,
-                splits=_named(splits),
-                merges=_named(merges),
-                reason=look.why,
-            )
-
-
-def _named(parts: Iterable[Part]) -> str | None:
-    """Bins and parts as one word: prefixes and their bits."""
-    return ",".join(f"{prefix}/{bits}" for prefix, bits in parts) or None
+__all__ = ["Balanced"]
 
 
 class Balanced:
@@ -345,6 +20,7 @@ class Balanced:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.threads: int = engine.threads
+        self.divides = True
 
     @property
     def workers(self) -> int | None:
@@ -360,7 +36,6 @@ class Balanced:
         latest = [row for row in recorder.latest() if row["query"] == found.name]
         now = [row for row in latest if row["generation"] == told.generation]
         plan = found.parts() or Parts(0, {})
-        counted = plan.rows(told.rows or [0] * (1 << plan.bits), told.parts)
         bins = sorted(plan.owner)
         return Looked(
             found.name,
@@ -369,7 +44,7 @@ class Balanced:
             bins,
             [plan.owner[part] for part in bins],
             max(1, found.workers),
-            [counted[part] for part in bins],
+            told.loads,
             [told.bytes_of(part) for part in bins],
             sum(row["rows"] for row in now),
             sum(row["busy_s"] for row in now),
@@ -383,8 +58,8 @@ class Balanced:
 
     def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
         """Move bins, and wait for the end."""
-        handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_PAUSE_S, query=query)
-        self._follow(handle, stopping)
+        handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=PAUSE_S, query=query)
+        see_through(handle, stopping)
 
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
@@ -394,15 +69,9 @@ class Balanced:
         One after the other: rows wait while one is copied.
         """
         for part, by in splits.items():
-            self._follow(self._engine.split(part, by, query=query), stopping)
+            see_through(self._engine.split(part, by, query=query), stopping)
         if merges:
-            self._follow(self._engine.merge(merges, query=query), stopping)
-
-    def _follow(self, handle: Any, stopping: Callable[[], bool]) -> None:
-        while not handle._wait(0.1):
-            if stopping():
-                handle.cancel()
-        handle.wait(_END_S)
+            see_through(self._engine.merge(merges, query=query), stopping)
 
     def resize(self, workers: int) -> None:
         """Ask for another number of workers, where there are slots."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from penstock import _loads
 from penstock._parts import Part
 from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.spark._engine.hub import Call, Hub, Member
@@ -37,10 +38,8 @@ class Loads(NamedTuple):
 
     #: Of the workers that told; -1 where none did.
     generation: int
-    #: Rows of each bin, of all keyed steps together.
-    rows: list[int]
-    #: Rows of what was a part of one when they came, by number (`Parts.rows`).
-    parts: dict[int, int]
+    #: What they got and cost.
+    loads: _loads.Loads
     #: Bytes of state of each bin and part as it was a moment ago, by keyed step. Of one that is on its way, what the
     #: larger of its two workers said.
     bytes: list[dict[Part, int]]
@@ -144,31 +143,23 @@ class Recorder:
         calls = [self._hub.call(member, asked, hook=self._take) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
         generation = -1
-        rows: Counter[int] = Counter()
-        parts: Counter[int] = Counter()
+        loads = _loads.Loads()
         sizes: list[dict[Part, int]] = []
-        bins = 0
         for call in calls:
             told = {} if call.lost is not None or call.failure is not None else call.body.get("queries", {})
             figures = told.get(query, {})
             if "loads" not in figures or int(figures["generation"]) < generation:
                 continue
             if int(figures["generation"]) > generation:
-                generation, bins = int(figures["generation"]), 0
-                rows.clear()
-                parts.clear()
+                generation, loads = int(figures["generation"]), _loads.Loads()
                 sizes.clear()
-            for step in figures["loads"]["bins"]:
-                bins = len(step)
-                rows.update(dict(enumerate(step)))
-            for step in figures["loads"]["parts"]:
-                parts.update({1 << bits | prefix: came for prefix, bits, came in step})
+            loads = loads.with_(_loads.Loads(figures["loads"]["steps"]))
             told_bytes = figures["loads"]["bytes"]
             sizes += [{} for _ in range(len(told_bytes) - len(sizes))]
             for known, step in zip(sizes, told_bytes, strict=False):
                 for prefix, bits, size in step:
                     known[prefix, bits] = max(size, known.get((prefix, bits), 0))
-        return Loads(generation, [rows[bin_] for bin_ in range(bins)], dict(parts), sizes)
+        return Loads(generation, loads, sizes)
 
     def after_refresh(self, then: Callable[[], None]) -> None:
         """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""

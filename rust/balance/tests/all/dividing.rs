@@ -57,8 +57,9 @@ impl Run {
         if std::mem::take(&mut self.is_new) {
             return;
         }
-        let verdict = self.balancer.look(&self.owners, &rows, self.workers);
-        let told = self.divider.look(&self.bins, &rows, &bytes, self.workers);
+        let came = rows.iter().sum();
+        let verdict = self.balancer.look(&self.owners, &rows, came, self.workers);
+        let told = self.divider.look(&self.bins, &rows, came, &bytes, self.workers);
         (self.hot_key, self.large) = (told.hot_key, told.large);
         verdict.moves.iter().for_each(|shift| self.owners[shift.what] = shift.to);
         for (bin @ (prefix, bits), by) in &told.splits {
@@ -276,13 +277,13 @@ fn what_nobody_tells_the_size_of_is_left_as_it_is() {
     let mut divider = Divider::new(policy, 0, MOST);
     for sizes in [[None, None], [Some(1), None]] {
         for _ in 0..30 {
-            let told = divider.look(&[(0, 1), (1, 1)], &[1, 1], &sizes, 1);
+            let told = divider.look(&[(0, 1), (1, 1)], &[1, 1], 2, &sizes, 1);
             assert_eq!((told.splits, told.merges, told.large), (vec![], vec![], vec![]));
         }
     }
     // Without a limit only loads count.
     let mut divider = Divider::new(Policy { most_bytes: None, ..policy }, 0, MOST);
-    let looks = (0..12).map(|_| divider.look(&[(0, 1), (1, 1)], &[1, 1], &[None, Some(u64::MAX)], 1).merges);
+    let looks = (0..12).map(|_| divider.look(&[(0, 1), (1, 1)], &[1, 1], 2, &[None, Some(u64::MAX)], 1).merges);
     assert_eq!(looks.last(), Some(vec![(0, 0)]));
 }
 

@@ -43,7 +43,7 @@ impl Run {
 
     fn look(&mut self, rates: &dyn Fn(usize) -> f64) {
         let rows: Vec<u64> = (0..BINS).map(|bin| self.dice.about(rates(bin))).collect();
-        let verdict = self.balancer.look(&self.owners, &rows, self.workers);
+        let verdict = self.balancer.look(&self.owners, &rows, rows.iter().sum(), self.workers);
         for shift in &verdict.moves {
             assert_eq!(self.owners[shift.what], shift.from);
             self.owners[shift.what] = shift.to;

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
-    BinEvent, BinState, BinTable, BinsError, Block, Config, Control, ControlError, ControlInput, Moment, Rebuilt,
-    Routing, Shelf, Stateful, Stats, range_of, stateful_divided,
+    BinEvent, BinState, BinTable, BinsError, Block, Config, Control, ControlError, ControlInput, Meter, Moment,
+    Rebuilt, Routing, Shelf, Stateful, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
@@ -32,7 +32,7 @@ use super::pieces::{Begin, End, Piece};
 use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{BinMove, Gauges, ranges, unix_ns};
+use super::stats::{BinMove, Gauges, StepLoads, ranges, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::error::OpError;
@@ -255,13 +255,8 @@ impl Shared {
     }
 
     /// See [`super::Group::loads`].
-    pub(crate) fn loads(&self) -> Vec<Vec<u64>> {
-        self.ops.iter().map(|op| op.stats.loads()).collect()
-    }
-
-    /// See [`super::Group::part_loads`].
-    pub(crate) fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
-        self.ops.iter().map(|op| op.stats.part_loads()).collect()
+    pub(crate) fn loads(&self) -> Vec<StepLoads> {
+        self.ops.iter().map(|op| StepLoads::of(&op.stats)).collect()
     }
 
     /// Log entries since the last call.
@@ -622,6 +617,7 @@ fn keyed_step(
         ship_bytes: config.ship_bytes,
         stats: op.stats.clone(),
     };
+    let mut meter = Meter::new(op.stats.clone(), config.bits);
     let mut operator = keyed.operator(&config.callbacks)?;
     if let Some(watermark) = config.watermark {
         operator.resume(watermark);
@@ -629,6 +625,7 @@ fn keyed_step(
     // Marks of a time that is not done: they leave when it is.
     let mut marks = Vec::new();
     let logic = move |moment: Moment<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
+        let began = Instant::now();
         let Moment { time, blocks, bins, out, again, .. } = moment;
         let mut refused = None;
         // Of which side what is made is: rows are late as they come.
@@ -685,6 +682,9 @@ fn keyed_step(
         if again.is_empty() {
             marks.drain(..).for_each(|mark| out.give(mark));
         }
+        let own = operator.own_costs();
+        meter.meet(&own.met, bins.is_split().then_some(|hash| bins.bin_of(hash)));
+        meter.spend(began.elapsed(), &own.spent);
         refused.map_or(Ok(()), Err)
     };
     // Nothing is post-dated: timers are in the bins.

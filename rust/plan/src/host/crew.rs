@@ -5,7 +5,6 @@
 //!
 //! Invariants: a worker that is asked to leave owns no bin (control took them away before); the error of one that has not joined stops nobody else.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -18,7 +17,7 @@ use super::build::{self, Built, Shared};
 use super::group::{GroupConfig, HostError};
 use super::leader::first;
 use super::resident::Resident;
-use super::stats::{Gauges, GroupStats};
+use super::stats::{Gauges, GroupStats, StepLoads};
 
 /// How often one that waits for its place looks whether it was stopped.
 const JOIN_TICK: Duration = Duration::from_millis(50);
@@ -120,14 +119,8 @@ impl Crew {
 
     /// As [`Group::loads`](super::Group::loads).
     #[must_use]
-    pub fn loads(&self) -> Vec<Vec<u64>> {
+    pub fn loads(&self) -> Vec<StepLoads> {
         self.shared.loads()
-    }
-
-    /// As [`Group::part_loads`](super::Group::part_loads).
-    #[must_use]
-    pub fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
-        self.shared.part_loads()
     }
 
     /// Asks all workers to leave the run. They own no bin any more, and nothing moves until they have left: who leaves hears of no control, and

@@ -28,7 +28,7 @@ use super::leader::{Migrated, Moves, Order};
 use super::record::Record;
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{Gauges, GroupStats};
+use super::stats::{Gauges, GroupStats, StepLoads};
 use super::worker::{Command, End, Release, Told, WorkerLoop};
 use crate::callback::{CallError, Callbacks};
 use crate::error::OpError;
@@ -489,17 +489,10 @@ impl Group {
         stats
     }
 
-    /// Rows of each bin that the local workers have routed since they began, per keyed step, by sample. Not a counter: as long as there are
-    /// bins.
+    /// What each bin got and cost on the local workers since they began, per keyed step. Not a counter: as long as there are bins.
     #[must_use]
-    pub fn loads(&self) -> Vec<Vec<u64>> {
+    pub fn loads(&self) -> Vec<StepLoads> {
         self.shared.loads()
-    }
-
-    /// The same of the parts of bins that are split, by their numbers, since they were made: those of bins that were merged again stay.
-    #[must_use]
-    pub fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
-        self.shared.part_loads()
     }
 
     /// Owner of each bin as the first local worker routes now, per keyed step; `u32::MAX` of one that is split. Not a counter: as long as there are bins.

@@ -70,7 +70,7 @@ pub use pieces::{Begin, End, Piece};
 pub use record::Record;
 pub use resident::{LoadError, Loaded, Resident};
 pub use rows::{Keep, Rows, Stored};
-pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
+pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, StepLoads, WorkerStats};
 pub use watermarks::Watermarks;
 
 /// First slice of an epoch: no worker leaves it before it has taken the record of the epoch before.

@@ -4,10 +4,11 @@
 //! Times are nanoseconds since the Unix epoch, taken from a monotonic clock anchored once per process,
 //! so that a timeline never runs backwards.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use penstock_bins::{Routing, range_of};
+use penstock_bins::{Costs, Routing, Stats, range_of};
 use penstock_bounded::Monitor;
 use penstock_files::Range;
 use serde::{Deserialize, Serialize};
@@ -148,6 +149,25 @@ impl ScopeStats {
     }
 }
 
+/// What the bins of a keyed step got and cost on the workers of a process since they began; see [`Group::loads`](crate::host::Group::loads).
+/// Python adds it up over processes and says which bin costs what (`penstock._loads`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StepLoads {
+    /// Rows of each bin, by sample.
+    pub rows: Vec<u64>,
+    /// Rows of the parts of bins that are or were split, by their numbers; they count among those of their bins, too.
+    pub part_rows: BTreeMap<u32, u64>,
+    /// What they cost.
+    #[serde(flatten)]
+    pub costs: Costs,
+}
+
+impl StepLoads {
+    pub(crate) fn of<T>(stats: &Stats<T>) -> Self {
+        Self { rows: stats.loads(), part_rows: stats.part_loads(), costs: stats.costs() }
+    }
+}
+
 /// Answer to [`Group::stats`](crate::host::Group::stats).
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GroupStats {
@@ -263,5 +283,27 @@ impl Gauges {
 
     pub(crate) fn members(&self) -> Vec<u32> {
         self.cells().members.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_told_under_the_names_that_python_reads() {
+        let costs = Costs {
+            rest_ns: 7,
+            spent_ns: vec![1, 2],
+            part_spent_ns: BTreeMap::from([(5, 2)]),
+            met: vec![8, 0],
+            part_met: BTreeMap::from([(6, 8)]),
+        };
+        let loads = StepLoads { rows: vec![16, 8], part_rows: BTreeMap::from([(5, 8)]), costs };
+        let told = serde_json::json!({
+            "rows": [16, 8], "part_rows": {"5": 8}, "rest_ns": 7,
+            "spent_ns": [1, 2], "part_spent_ns": {"5": 2}, "met": [8, 0], "part_met": {"6": 8},
+        });
+        assert_eq!(serde_json::to_value(&loads).unwrap(), told);
     }
 }

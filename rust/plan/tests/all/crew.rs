@@ -105,7 +105,7 @@ fn counts_are_exact_while_crews_come_and_go() {
     }
     let last = first.stats(PATIENCE).workers;
     assert!(last.iter().all(|worker| worker.bins == [0] && worker.epochs >= 3), "{last:?}");
-    assert!(first.loads()[0].iter().sum::<u64>() > 0);
+    assert!(first.loads()[0].rows.iter().sum::<u64>() > 0);
     release(&group);
     let last = epoch - 1;
     until(&events, &mut counts, |event| {
