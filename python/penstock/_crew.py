@@ -217,6 +217,8 @@ class Crew:
         self._left = 0
         self._todo: list[tuple[int, int]] = []
         self._migration: int | None = None
+        #: Moves that even out loads, between two rescales.
+        self._evening: int | None = None
         self._moved = self._goes_back = False
         self._closing = False
         #: Whether the run ends: what fails from now on fails because of that.
@@ -258,6 +260,26 @@ class Crew:
         if not self._thread.is_alive():
             self._end_all()
         return handle
+
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether the number of processes changes, or is about to."""
+        return self._now is not None or self._asked is not None
+
+    def even_out(self, steps: Sequence[Sequence[tuple[int, int]]], max_pause_s: float) -> int:
+        """Move bins between workers that are there; returns the handle of the native side. A rescale waits for the end.
+
+        Raises
+        ------
+        EngineError
+            When a rescale is under way, since it moves bins itself.
+        """
+        assert self._native is not None
+        with self._changed:
+            if self.is_rescaling:
+                raise EngineError("bins move with the rescale that is under way")
+            self._evening = self._native.migrate(steps, max_pause_s)
+            return self._evening
 
     def _cancel(self, handle: Rescale) -> None:
         assert isinstance(handle, LocalRescale)
@@ -358,7 +380,8 @@ class Crew:
         with selectors.PollSelector() as waits:
             for sock in (self._woken, *(member.socket for member in there)):
                 waits.register(sock, selectors.EVENT_READ)
-            ready = {key.fileobj for key, _ in waits.select(_MOVING if self._now is not None else _LOOK)}
+            moving = self._now is not None or self._asked is not None
+            ready = {key.fileobj for key, _ in waits.select(_MOVING if moving else _LOOK)}
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 10)
         for member in there:
@@ -442,7 +465,10 @@ class Crew:
         native = self._native
         assert native is not None
         if self._now is None:
+            if self._evening is not None and native.wait_migration(self._evening, 0.0) is None:
+                return
             with self._changed:
+                self._evening = None
                 self._now, self._asked = self._asked, None
             if self._now is None:
                 return

@@ -17,6 +17,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._autobalance import Autobalance, Rules
 from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
@@ -39,6 +41,7 @@ from penstock._figures import (
 )
 from penstock._late import Apart, kinds, require
 from penstock._loads import Loads
+from penstock._local_balance import Balanced
 from penstock._migration import (
     Cut,
     MigrationReport,
@@ -316,6 +319,7 @@ class LocalSession:
                 self._crew.close()
                 raise
         self._moving = threading.RLock()
+        self._autobalance: Autobalance | None = None
         # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
         self._owners: list[list[int]] | None = None
         self._begun: list[LocalMigration] = []
@@ -727,6 +731,44 @@ class LocalSession:
             raise EngineError("the run has ended, so its processes do not change any more")
         return self._crew.rescale(processes)
 
+    def autobalance(
+        self,
+        *,
+        by: str = "busy",
+        every: Timeout = "5s",
+        trigger: float = 1.5,
+        tolerance: float = 1.2,
+        patience: int = 3,
+        least_rows: int = 1_000,
+        max_bin_bytes: int | str | None = "64m",
+        workers: tuple[int, int] | None = None,
+        dry_run: bool = False,
+    ) -> Autobalance:
+        """Even the load of the workers out whenever it stays skewed; see `LocalResults.autobalance`."""
+        rules = Rules.of(by, every, trigger, tolerance, patience, least_rows, max_bin_bytes, workers, dry_run)
+        if workers is not None and self._crew is None:
+            raise ConfigError(
+                f"workers={workers!r}: the workers of this run are threads of one process; begin it with processes="
+            )
+        if workers is not None:
+            check_processes(workers[1], f"workers={workers!r}", self.workers)
+        with self._moving:
+            if self._last is not None:
+                raise EngineError("the run has ended: there is nothing to even out any more")
+            if self._autobalance is not None and self._autobalance.looking:
+                raise EngineError("the run is balanced already: close that handle first")
+            self._autobalance = Autobalance(Balanced(self), rules, "local")
+            # A session that nobody closes is let go of as before.
+            weakref.finalize(self, self._autobalance.stop)
+            return self._autobalance.start()
+
+    def _even_out(self, moves: Sequence[tuple[int, int]], max_pause_s: float) -> LocalMigration:
+        """Move bins between workers of processes, by their numbers there; for `Balanced`."""
+        assert self._crew is not None
+        cut = Cut.of("matched", None, max_pause_s)
+        handle = self._crew.even_out(steps(self._told()["owners"], moves, cut), max_pause_s)
+        return LocalMigration(self, handle, cut.strategy, len(moves))
+
     def _require_threads(self, what: str) -> None:
         if self._crew is not None:
             raise ConfigError(f"{what}: where workers are processes, bins move with them; use rescale")
@@ -738,6 +780,8 @@ class LocalSession:
     def close(self) -> None:
         """Stop the workers and drop the state; harmless when done twice."""
         # Each also where an interrupt ends the one before.
+        if self._autobalance is not None:
+            self._autobalance.stop()
         try:
             if self._last is None:
                 with contextlib.suppress(EngineError):
@@ -748,8 +792,12 @@ class LocalSession:
             try:
                 self._native.close()
             finally:
-                if self._crew is not None:
-                    self._crew.close()
+                try:
+                    if self._crew is not None:
+                        self._crew.close()
+                finally:
+                    if self._autobalance is not None:
+                        self._autobalance.close()
 
     def __enter__(self) -> LocalSession:
         return self

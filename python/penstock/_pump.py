@@ -28,6 +28,8 @@ from penstock.errors import EngineError, Interrupted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from penstock._autobalance import Autobalance
+    from penstock._durations import Timeout
     from penstock._native import Handover
     from penstock._rescale import LocalRescale
 
@@ -114,6 +116,70 @@ class LocalResults(Iterator[pa.RecordBatch]):
         """
         return self._pump.session().rescale(processes)
 
+    def autobalance(
+        self,
+        *,
+        by: str = "busy",
+        every: Timeout = "5s",
+        trigger: float = 1.5,
+        tolerance: float = 1.2,
+        patience: int = 3,
+        least_rows: int = 1_000,
+        max_bin_bytes: int | str | None = "64m",
+        workers: tuple[int, int] | None = None,
+        dry_run: bool = False,
+    ) -> Autobalance:
+        """Even the load of the workers out whenever it stays skewed, and let the number of processes follow the load.
+
+        As ``Engine.autobalance``, which tells what happens when, with what a local run has: bins move between threads,
+        or between those of its processes; they are split and made one again between threads alone.
+
+        Parameters
+        ----------
+        by, every, trigger, tolerance, patience, least_rows
+            As for ``Engine.autobalance``.
+        max_bin_bytes : int, str or None, default "64m"
+            State that a bin may hold, where workers are threads; ignored where they are processes.
+        workers : (int, int), optional
+            The fewest and the most processes, as for `rescale`, of a run that was begun with ``processes=``. As many as
+            are four fifths busy with what comes; a source that always has more is worked off by the most.
+        dry_run : bool, default False
+            Tell what would be done and why (`Look.why`), and do nothing.
+
+        Returns
+        -------
+        Autobalance
+            A handle with what was seen and done; close it, or use it as a context manager, to stop. It ends with the
+            run, and its thread with it.
+
+        Raises
+        ------
+        ConfigError
+            When an option is out of range, or the run has no processes whose number could change.
+        EngineError
+            When the run has one already, or has ended.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        >>> with flow.run(pa.table({"k": [1, 1, 2]}), workers=2) as run, run.autobalance(every="1s") as balance:
+        ...     print(sorted(row["n"] for batch in run for row in batch.to_pylist()), balance.looks)
+        [1, 2] []
+        """
+        return self._pump.session().autobalance(
+            by=by,
+            every=every,
+            trigger=trigger,
+            tolerance=tolerance,
+            patience=patience,
+            least_rows=least_rows,
+            max_bin_bytes=max_bin_bytes,
+            workers=workers,
+            dry_run=dry_run,
+        )
+
     def stats(self) -> pa.Table:
         """The present figures of the workers, one row each, of all processes; see `LocalSession.stats`."""
         return self._pump.session(also_ended=True).stats()
@@ -144,6 +210,21 @@ class Session(Protocol):
 
     def rescale(self, processes: int) -> LocalRescale:
         """Go to another number of processes."""
+
+    def autobalance(
+        self,
+        *,
+        by: str,
+        every: Timeout,
+        trigger: float,
+        tolerance: float,
+        patience: int,
+        least_rows: int,
+        max_bin_bytes: int | str | None,
+        workers: tuple[int, int] | None,
+        dry_run: bool,
+    ) -> Autobalance:
+        """Even the load of the workers out."""
 
     def stats(self) -> pa.Table:
         """The present figures of the workers."""

@@ -1,0 +1,154 @@
+"""A local run as its autobalance (`penstock._autobalance`) sees it.
+
+Owns: what is known of the run at a look, and how moves are asked for: by the calls that users have, and where workers
+are processes by their crew. There the workers with bins are numbered by age for who decides, and have their own numbers
+again when bins move.
+
+Invariants: it keeps no run alive; while the number of processes changes it says nothing, and what is said afterwards is
+of another generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock._autobalance import PAUSE_S, Looked, see_through
+from penstock._parts import Part
+from penstock.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from penstock._crew import Crew
+
+__all__ = ["Balanced"]
+
+log = logging.getLogger(__name__)
+
+
+class Balanced:
+    """See the module; the type of the session is not named here, since it makes these."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = weakref.ref(session)
+        self.divides = session._crew is None
+        self.threads: int = session.workers
+        #: Workers with bins, by which their numbers here go, and how often they have changed.
+        self._members: list[int] = []
+        self._generation = 0
+        #: Rows and busy seconds of each worker that there was, and the rows that had come when, at the last look.
+        self._done: dict[tuple[int, int], tuple[int, float]] = {}
+        self._before: tuple[float, int] | None = None
+
+    def _open(self) -> Any:
+        session = self._session()
+        if session is None or session._last is not None:
+            raise EngineError("the run has ended")
+        return session
+
+    @property
+    def workers(self) -> int | None:
+        """Processes that there are; None while their number changes, or where there are none."""
+        crew: Crew | None = self._open()._crew
+        return None if crew is None or crew.is_rescaling else len(crew.processes)
+
+    def looked(self) -> list[Looked]:
+        """What is known of the run, where it keeps state."""
+        session = self._open()
+        crew: Crew | None = session._crew
+        if crew is not None and crew.is_rescaling:
+            return []
+        told = session._told()
+        native = session._native
+        bins = native.bins()
+        if not bins:
+            return []
+        owner = {(prefix, bits): worker for prefix, bits, worker in bins[0]}
+        members = list(range(session.workers))
+        if crew is not None:
+            members = sorted(native.members)
+            # The first one feeds and takes.
+            members = members[1:] or members
+        if not set(owner.values()) <= set(members):
+            return []  # some are on their way
+        if members != self._members:
+            self._members, self._generation = members, self._generation + 1
+        rows, busy_s, offered = self._measured(told["workers"], crew is not None)
+        sizes = [{(prefix, bits): size for prefix, bits, size in step} for step in native.bin_bytes()]
+        known = sizes if crew is None else []
+        parts = sorted(owner)
+        return [
+            Looked(
+                "",
+                self._generation,
+                session._bits,
+                parts,
+                [members.index(owner[part]) for part in parts],
+                len(members),
+                told["loads"],
+                [sum(step.get(part, 0) for step in known) if known else None for part in parts],
+                rows,
+                busy_s,
+                offered,
+            )
+        ]
+
+    def _measured(self, workers: Sequence[Mapping[str, Any]], processes: bool) -> tuple[int, float, float | None]:
+        """Rows that have come, seconds that workers with bins were busy, and rows a second since the last look."""
+        for worker in workers:
+            own = worker["pid"] == os.getpid()
+            busy = 0.0 if processes and own else worker["busy_ns"] / 1e9
+            self._done[worker["pid"], worker["worker"]] = worker["rows"], busy
+        rows = sum(rows for rows, _ in self._done.values())
+        before, self._before = self._before, (time.monotonic(), rows)
+        offered = None
+        if before is not None and self._before[0] > before[0]:
+            offered = (rows - before[1]) / (self._before[0] - before[0])
+        return rows, sum(busy for _, busy in self._done.values()), offered
+
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
+        """Move bins, and wait for the end."""
+        session = self._open()
+        if session._crew is not None:
+            to = [(prefix, self._members[worker]) for (prefix, _), worker in moves.items()]
+            see_through(session._even_out(to, PAUSE_S), stopping)
+            return
+        named = {self._named(part): worker for part, worker in moves.items()}
+        see_through(session.migrate(moves=named, strategy="matched", max_pause=PAUSE_S), stopping)
+
+    def recut(
+        self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
+    ) -> None:
+        """Split bins by so many bits, make others one again, and wait for the end; no more where the flow allows none.
+
+        One after the other: rows wait while one is copied.
+        """
+        session = self._open()
+        try:
+            for part, by in splits.items():
+                see_through(session.split(part, by), stopping)
+            if merges:
+                see_through(session.merge(merges), stopping)
+        except ConfigError:
+            self.divides = False  # rows wait in its bins for the end of the input
+            raise
+
+    def _named(self, part: Part) -> Any:
+        """A bin or part as `LocalSession.migrate` takes it."""
+        return part[0] if part[1] == self._open()._bits else part
+
+    def resize(self, workers: int) -> None:
+        """Ask for another number of processes."""
+        self._open().rescale(workers)
+
+    def tell(self, query: str, advised: bool, **facts: Any) -> None:
+        """Enter in the log what was done, or what would be."""
+        told = " ".join(f"{name}={fact}" for name, fact in facts.items() if fact is not None)
+        log.info("balance advised %s" if advised else "balanced %s", told)
+
+    def failed(self, error: Exception) -> None:
+        """Enter in the log why a look came to nothing."""
+        log.info("balance failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,373 @@
+"""Loads of local runs evened out unaided, between threads and between processes; the rules are those of engines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from engine_support import wait_for
+from penstock import _native
+from penstock._autobalance import Autobalance, Rules
+from penstock._local import LocalSession
+from penstock._local_balance import Balanced
+from penstock.errors import ConfigError, EngineError
+
+COUNTS = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+
+
+def hashes(keys: Sequence[int]) -> list[int]:
+    hashed = _native.hash_columns(pa.record_batch({"k": pa.array(keys, pa.int64())}), ["k"])
+    found: list[int] = pa.record_batch(hashed).column(0).to_pylist()
+    return found
+
+
+def batch(rows: Mapping[int, int]) -> pa.RecordBatch:
+    """One with so many rows of each key."""
+    return pa.record_batch({"k": pa.array([key for key, count in rows.items() for _ in range(count)], pa.int64())})
+
+
+def rules(**changed: Any) -> Rules:
+    plain: dict[str, Any] = {
+        "by": "busy",
+        "every": 1.0,
+        "trigger": 1.3,
+        "tolerance": 1.09,
+        "patience": 3,
+        "least_rows": 10,
+        "max_bin_bytes": "64m",
+        "workers": None,
+        "dry_run": False,
+    }
+    return Rules.of(**{**plain, **changed})
+
+
+def balancing() -> list[str]:
+    """Threads that look."""
+    return [one.name for one in threading.enumerate() if one.name.startswith("penstock-autobalance")]
+
+
+class Driven:
+    """A session on two threads whose load the test says, with a look at it after each epoch."""
+
+    def __init__(self, session: LocalSession, **changed: Any) -> None:
+        self.session = session
+        self.host = Balanced(session)
+        self.balance = Autobalance(self.host, rules(**changed), "test")
+        self.came: Counter[int] = Counter()
+        self.epochs = 0
+
+    def epoch(self, rows: Mapping[int, int]) -> Iterator[pa.RecordBatch]:
+        """To be fed: one of so many rows of each key."""
+        yield batch(rows)
+        self.came.update(rows)
+        self.epochs += 1
+        wait_for(lambda: min(self.session.stats().column("epochs").to_pylist()) >= self.epochs, what="the epoch ends")
+        self.balance.look(float(self.epochs))
+
+    def workers(self, keys: Iterable[int]) -> dict[int, int]:
+        """The worker of each key."""
+        owners = {(row["prefix"], row["bits"]): row["worker"] for row in self.session.bins().to_pylist()}
+        keys, found = list(keys), {}
+        for key, value in zip(keys, hashes(keys), strict=True):
+            [found[key]] = [worker for (prefix, bits), worker in owners.items() if value >> (64 - bits) == prefix]
+        return found
+
+    def skew(self, load: Mapping[int, float]) -> float:
+        """What the busier worker has as a multiple of the mean, by the load of each key: 1.09 is 1.2 : 1."""
+        sums = [0.0, 0.0]
+        for key, worker in self.workers(load).items():
+            sums[worker] += load[key]
+        return max(sums) * 2 / sum(sums)
+
+    def acts(self) -> list[int]:
+        """The epochs after which something was done."""
+        return [int(one.at) for one in self.balance.looks if one.moves or one.splits or one.merges]
+
+
+def ran(flow: pk.Flow, feed: Callable[[Driven], Iterator[pa.RecordBatch]], bits: int = 6, **changed: Any) -> Driven:
+    """What became of a session that was fed so; counts are those of the rows that came."""
+    with LocalSession(flow, 2, bits=bits, streaming=True) as session:
+        driven = Driven(session, **changed)
+        made = [row for out in session.run(feed(driven)) for row in out.to_pylist()]
+    last = {row["k"]: row["n"] for row in made}
+    assert last == driven.came
+    return driven
+
+
+def test_a_step_of_four_to_one_is_evened_out_in_three_epochs_and_stays_so() -> None:
+    seen: list[tuple[int, float]] = []
+
+    def feed(driven: Driven) -> Iterator[pa.RecordBatch]:
+        even = dict.fromkeys(range(512), 8)
+        hot = {key for key, worker in driven.workers(even).items() if worker == 0}
+        stepped = {key: 32 if key in hot else 8 for key in even}
+        for _ in range(8):
+            yield from driven.epoch(even)
+        assert driven.acts() == [] and driven.skew(stepped) > 1.55, "four to one, and nothing has moved before"
+        for _ in range(20):
+            yield from driven.epoch(stepped)
+            seen.append((driven.epochs, driven.skew(stepped)))
+
+    driven = ran(COUNTS, feed)
+    # Three epochs must show it, some of whose means have what was before in them.
+    assert len(driven.acts()) == 1 and 11 <= driven.acts()[0] <= 13, driven.acts()
+    # Evened out to 1.2 : 1, but for what one row in eight tells of all.
+    assert all(skew <= 1.12 for epoch, skew in seen if epoch >= 13), seen
+    assert driven.balance.looks[-1].why == "even"
+
+
+def test_moves_behind_a_hot_key_that_wanders_rest_between_and_end_where_it_stays() -> None:
+    def feed(driven: Driven) -> Iterator[pa.RecordBatch]:
+        even = dict.fromkeys(range(512), 8)
+        yield from driven.epoch(even)
+        hot, rows = 0, even
+        for place in range(4):
+            of = driven.workers(even)
+            # Always one of the worker that did not have the last.
+            hot = next(key for key in even if of[key] != of[hot]) if place else hot
+            rows = {**even, hot: 2_700}
+            for _ in range(6):
+                yield from driven.epoch(rows)
+        began = driven.epochs
+        while driven.epochs < max(began, *driven.acts()) + 10:
+            yield from driven.epoch(rows)
+            assert driven.epochs < began + 30, f"it still moves: {driven.balance.looks[-30:]}"
+        assert driven.balance.looks[-1].why == "even" and driven.skew(rows) <= 1.4
+
+    driven = ran(COUNTS, feed, tolerance=1.1, patience=2)
+    acts = driven.acts()
+    assert acts, "it was followed"
+    assert all(after - before >= 4 for before, after in pairwise(acts)), f"rest lies between: {acts}"
+    assert len(acts) <= 5, f"once for each place, and once more: {acts}"
+
+
+@pytest.mark.parametrize("by", ["busy", "rows"])
+def test_a_key_that_costs_ten_times_what_others_do_counts_as_that(by: str) -> None:
+    costs: list[float] = []
+    took: Counter[int] = Counter()
+
+    def dear(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
+        began = time.perf_counter_ns()
+        time.sleep(0.08 if k == 0 else 0.008)
+        total = (total or 0) + 1
+        took[k] += time.perf_counter_ns() - began
+        return total, (k, total)
+
+    def feed(driven: Driven) -> Iterator[pa.RecordBatch]:
+        # As many keys on each worker, by rows even.
+        of = driven.workers(range(200))
+        there = [key for key in of if of[key] == of[0]][:10] + [key for key in of if of[key] != of[0]][:10]
+        assert 1.3 <= driven.skew({key: 10.0 if key == 0 else 1.0 for key in there}) <= 1.32, "19 to 10"
+        for _ in range(12):
+            yield from driven.epoch(dict.fromkeys(there, 1))
+            # As this machine keeps the times.
+            costs.append(driven.skew(took))
+        busy = {row["bin"]: row["busy_s"] for row in driven.session.loads().to_pylist()}
+        # It slept that long at least.
+        assert busy[hashes([0])[0] >> 56] >= 12 * 0.08
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(dear, schema="k bigint, n bigint")
+    driven = ran(flow, feed, bits=8, by=by, trigger=1.1, tolerance=1.05)
+    assert {look.by for look in driven.balance.looks} == {by}
+    if by == "rows":
+        assert driven.acts() == [], "by rows it is even"
+    else:
+        assert 1 <= len(driven.acts()) <= 2 and driven.acts()[0] <= 6, driven.balance.looks
+        assert costs[-1] <= 1.09, "1.2 : 1 at most"
+
+
+def test_a_dry_run_tells_and_changes_nothing() -> None:
+    def feed(driven: Driven) -> Iterator[pa.RecordBatch]:
+        before = driven.session.owners()
+        of = driven.workers(range(512))
+        for _ in range(8):
+            yield from driven.epoch({key: 32 if worker == 0 else 8 for key, worker in of.items()})
+        assert driven.session.owners() == before and driven.session.moves().num_rows == 0
+
+    driven = ran(COUNTS, feed, dry_run=True)
+    first = driven.balance.looks[driven.acts()[0] - 2]
+    assert (first.why, first.query) == ("skewed", "") and first.moves > 0
+    assert first.skew == pytest.approx(1.6, abs=0.1) and first.expected <= 1.09
+
+
+def test_one_bin_is_divided_between_the_threads() -> None:
+    def feed(driven: Driven) -> Iterator[pa.RecordBatch]:
+        even = dict.fromkeys(range(512), 8)
+        while driven.epochs < 30 and not any(look.moves for look in driven.balance.looks):
+            yield from driven.epoch(even)
+        assert driven.skew(even) <= 1.3
+
+    driven = ran(COUNTS, feed, bits=0, patience=1)
+    assert any(look.splits for look in driven.balance.looks) and any(look.moves for look in driven.balance.looks)
+
+
+def test_a_flow_whose_bins_cannot_be_split_is_asked_once() -> None:
+    class Whole(pk.Aggregator):
+        def create(self) -> Any:
+            return 0
+
+        def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> Any:
+            return [state + groups.to_pylist().count(at) for at, state in enumerate(states)]
+
+        def merge(self, state: Any, other: Any) -> Any:
+            return state + other
+
+        def finish(self, states: list[Any]) -> Any:
+            return pa.record_batch({"n": pa.array(states, pa.int64())})
+
+    flow = pk.Flow("k bigint").key_by("k").aggregate(Whole(), schema="n bigint", columns=["k"])
+    with LocalSession(flow, 2, bits=0) as session:
+        host = Balanced(session)
+        balance = Autobalance(host, rules(patience=1), "test")
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            balance.look(0.0)
+            for look in range(1, 4):
+                yield batch(dict.fromkeys(range(512), 8))
+                done = 4_000 * look
+                wait_for(lambda: sum(session.loads().column("rows").to_pylist()) >= done, what="rows come")  # noqa: B023
+                if look == 1:
+                    with pytest.raises(ConfigError, match="wait"):
+                        balance.look(1.0)
+                else:
+                    balance.look(float(look))
+
+        assert sum(row["n"] for out in session.run(feed()) for row in out.to_pylist()) == 3 * 4_096
+    assert not host.divides and [look.splits for look in balance.looks] == [1, 0, 0]
+
+
+def skewed(workers: int, by: int = 4) -> dict[int, int]:
+    """Keys of which those that the first worker of so many has at first get so many times the rows."""
+    keys = range(512)
+    return {key: 8 * by if (value >> 56) % workers == 0 else 8 for key, value in zip(keys, hashes(keys), strict=True)}
+
+
+def fed(rows: Mapping[int, int], done: threading.Event, came: Counter[int], most: int = 2_000) -> Iterator[Any]:
+    """The same again and again, until it is done."""
+    while not done.is_set() and sum(came.values()) < most * sum(rows.values()):
+        came.update(rows)
+        yield batch(rows)
+
+
+def test_a_run_is_evened_out_by_its_own_thread_which_ends_with_it() -> None:
+    done, came = threading.Event(), Counter[int]()
+    with COUNTS.run(fed(skewed(2), done, came), workers=2, streaming=True) as run:
+        balance = run.autobalance(every="50ms", tolerance=1.09)
+        with pytest.raises(EngineError, match="balanced already"):
+            run.autobalance()
+        last: dict[int, int] = {}
+        for out in run:
+            last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
+            looks = balance.looks
+            moved = [at for at, look in enumerate(looks) if look.moves]
+            if moved and len(looks) > moved[0] + 4:
+                done.set()
+    assert last == came
+    looks = balance.looks
+    [acted] = [look for look in looks if look.moves]
+    assert acted.skew == pytest.approx(1.6, abs=0.1) and acted.expected <= 1.09 and acted.why == "skewed"
+    # In the first decision there can be, and never again.
+    assert looks.index(acted) <= 4 and looks[-1].why == "even" and looks[-1].skew <= 1.15
+    assert not balance.looking and balancing() == []
+    with pytest.raises(EngineError, match="ended"):
+        run.autobalance()
+
+
+def test_a_run_that_is_left_leaves_no_thread() -> None:
+    done = threading.Event()
+    run = COUNTS.run(fed(skewed(2), done, Counter()), workers=2, streaming=True)
+    run.autobalance(every="50ms")
+    next(run)
+    assert balancing() == ["penstock-autobalance-local"]
+    del run
+    wait_for(lambda: balancing() == [], what="the thread ends with the run")
+    session = LocalSession(COUNTS, 2)
+    session.autobalance(every="50ms")
+    del session
+    wait_for(lambda: balancing() == [], what="the thread ends with a session that nobody closes")
+
+
+def test_processes_are_evened_out_and_their_number_follows_the_load() -> None:
+    done, came = threading.Event(), Counter[int]()
+    rows = {key: count // 8 for key, count in skewed(2, 1).items()}
+    last: dict[int, int] = {}
+    with SLOW.run(fed(rows, done, came), streaming=True, processes=1) as run:
+        balance = run.autobalance(every="200ms", patience=1, least_rows=10, workers=(1, 2))
+        for out in run:
+            last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
+            if len(set(run.stats().column("pid").to_pylist())) == 3:
+                done.set()
+    assert last == came
+    [grown] = [look for look in balance.looks if look.workers is not None]
+    assert (grown.workers, grown.needed) == (2, 2) and "1 workers become 2: the query keeps" in grown.why
+
+
+def _slow(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
+    time.sleep(0.0002)
+    total = (total or 0) + 1
+    return total, (k, total)
+
+
+SLOW = pk.Flow("k bigint").key_by("k").stateful_map(_slow, schema="k bigint, n bigint")
+
+
+def _uneven(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
+    time.sleep(0.004 if k < 0 else 0.0004)
+    total = (total or 0) + 1
+    return total, (k, total)
+
+
+def test_bins_move_between_processes_by_what_they_cost() -> None:
+    # Keys below 0 cost ten times as much, and are all in that half of the hash that one process has at first.
+    dear = [key for key, value in zip(range(-100, 0), hashes(list(range(-100, 0))), strict=True) if value >> 63 == 0][
+        :30
+    ]
+    cost = {key: 10.0 if key < 0 else 1.0 for key in [*dear, *range(60)]}
+    done, came, last, skews = threading.Event(), Counter[int](), dict[int, int](), list[float]()
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(_uneven, schema="k bigint, n bigint")
+    with LocalSession(flow, 1, streaming=True, processes=2) as session:
+        driven = Driven(session)
+        [first, second] = sorted(session.owners()[0][:: 1 << 7])
+        balance = session.autobalance(every="500ms", patience=2, tolerance=1.05, least_rows=10)
+        for out in session.run(fed(dict.fromkeys(cost, 1), done, came, 400)):
+            last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
+            moved = [at for at, look in enumerate(balance.looks) if look.moves]
+            if moved and len(balance.looks) > moved[0] + 4 and not done.is_set():
+                of = driven.workers(cost)
+                sums = [sum(cost[key] for key in cost if of[key] == worker) for worker in (first, second)]
+                skews.append(max(sums) * 2 / sum(sums))
+                done.set()
+    assert last == came
+    acted = [look for look in balance.looks if look.moves]
+    assert 1 <= len(acted) <= 2 and acted[0].skew > 1.5 and acted[0].by == "busy", balance.looks
+    # Short sleeps take longer than they say.
+    assert skews and skews[0] <= 1.25, balance.looks
+
+
+def test_what_cannot_be_is_refused_as_by_an_engine() -> None:
+    with COUNTS.run(pa.table({"k": [1]}), workers=2) as run:
+        for wrong, says in [
+            ({"every": 0}, "0"),
+            ({"by": "bins"}, "neither 'busy'"),
+            ({"tolerance": 2.0}, "above trigger"),
+            ({"trigger": 0.5, "tolerance": 0.5}, "at least 1"),
+            ({"patience": 0}, "patience=0"),
+            ({"least_rows": -1}, "least_rows=-1"),
+            ({"max_bin_bytes": "1k"}, "at least 64 KiB"),
+            ({"workers": (4, 2)}, "workers="),
+            ({"workers": 4}, "workers=4 must be"),
+            ({"workers": (1, 2)}, "begin it with processes="),
+        ]:
+            with pytest.raises(ConfigError, match=says):
+                run.autobalance(**wrong)  # type: ignore[arg-type]
+        assert balancing() == []
+    with COUNTS.run(pa.table({"k": [1]}), processes=1) as run, pytest.raises(ConfigError, match="from 1 to 256"):
+        run.autobalance(workers=(1, 300))
