@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock._flow import Flow
     from penstock._functions.group_state import GroupState
     from penstock._pump import LateRows
+    from penstock._sides import side
     from penstock._windows import Window, session, sliding, tumbling
     from penstock.dataflow._execution import execute
     from penstock.ordered import Pipeline, ordered_map
@@ -90,6 +91,7 @@ __all__ = [
     "ordered_map",
     "report",
     "session",
+    "side",
     "sliding",
     "spark",
     "state",
@@ -126,6 +128,7 @@ _HOMES = {
     "min_by": "_aggregates",
     "ordered_map": "ordered",
     "session": "_windows",
+    "side": "_sides",
     "sliding": "_windows",
     "stddev": "_aggregates",
     "stddev_pop": "_aggregates",

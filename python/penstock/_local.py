@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._autobalance import Autobalance, Rules
+from penstock._beside import Apart, Kinds, require
 from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
@@ -39,7 +40,6 @@ from penstock._figures import (
     scope_stats,
     to_table,
 )
-from penstock._late import Apart, kinds, require
 from penstock._loads import Loads
 from penstock._local_balance import Balanced
 from penstock._migration import (
@@ -90,6 +90,8 @@ _BLOCK_BYTES = 64 << 20
 LateSink = Callable[[pa.RecordBatch], Any] | Mapping[str, Callable[[pa.RecordBatch], Any]]
 #: Receives results: a function, or an object with ``write_batch`` (a ParquetWriter).
 BatchSink = Callable[[pa.RecordBatch], Any] | Any
+#: Receives rows of side outputs, by their names.
+SideSinks = Mapping[str, Callable[[pa.RecordBatch], Any]]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class RunSummary:
         Wall time from the first row read to the last row handed over.
     scopes : tuple of ScopeStats
         Bounded parts and flat maps at the end of the run; see `LocalSession.scopes`.
+    side_rows : dict of str to int
+        Rows of each side output, whether or not somebody took them.
     """
 
     rows: int
@@ -115,6 +119,7 @@ class RunSummary:
     late_rows: int
     seconds: float
     scopes: tuple[ScopeStats, ...] = ()
+    side_rows: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows_per_second(self) -> float:
@@ -227,6 +232,8 @@ class LocalSession:
         Threads; each owns a share of the bins.
     late : callable, or dict of name to callable, optional
         Receives batches of late rows in the thread that iterates `run`; see `Flow.run`.
+    sides : dict of name to callable, optional
+        Receives batches of side outputs likewise.
     batch_rows : int, default 65_536
         Larger input batches are cut.
     streaming : bool, default False
@@ -269,6 +276,7 @@ class LocalSession:
         workers: int = 1,
         *,
         late: LateSink | None = None,
+        sides: SideSinks | None = None,
         batch_rows: int = 65_536,
         bits: int = 8,
         streaming: bool = False,
@@ -283,8 +291,8 @@ class LocalSession:
         _yes_or_no(streaming, "streaming")
         from penstock import _native
 
-        names = list(kinds(flow._check(streaming))) if isinstance(late, Mapping) or flow.keyed else []
-        require(late, names, "a batch")
+        kinds = Kinds.of(flow._check(streaming))
+        require(late, sides, kinds, "a batch")
 
         self.workers = workers
         #: Input rows handed to the workers so far.
@@ -293,8 +301,10 @@ class LocalSession:
         self.output_rows = 0
         #: Late rows seen so far.
         self.late_rows = 0
+        #: Rows of each side output in epochs that are complete, whether or not somebody takes them.
+        self.side_rows = dict.fromkeys(kinds.sides, 0)
         self._flow = flow
-        self._late = late if late is None or (len(names) < 2 and callable(late)) else Apart(late, names)
+        self._beside = Apart(late, sides, kinds)
         self._batch_rows = batch_rows
         self._streaming = streaming
         self._bits = bits
@@ -303,15 +313,16 @@ class LocalSession:
         self._last: dict[str, Any] | None = None
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOST_MOVES)
         plan, calls = flow.to_plan(streaming)
+        wanted = kinds.wanted(sides)
         #: The processes, where the workers are in some.
         self._crew: Crew | None = None
         if processes is None:
-            self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming)
+            self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming, wanted=wanted)
         else:
             self._crew = Crew(plan, calls, workers, bits)
             try:
                 seats = self._crew.seats._native
-                self._native = _native.LocalRun(plan, calls, bits=bits, whole=not streaming, seats=seats)
+                self._native = _native.LocalRun(plan, calls, bits=bits, whole=not streaming, seats=seats, wanted=wanted)
                 self._crew.start(self._native, processes)
             except BaseException:
                 if hasattr(self, "_native"):
@@ -814,6 +825,7 @@ def run(
     workers: int = 1,
     *,
     late: LateSink | None = None,
+    sides: SideSinks | None = None,
     progress: bool = False,
     batch_rows: int = 65_536,
     streaming: bool = False,
@@ -824,17 +836,26 @@ def run(
     The flow and the options are checked here, before the first batch is asked for; the
     threads start with the first batch.
     """
-    _check(flow, workers, batch_rows, streaming, processes)
-    return LocalResults(_Run(flow, source, workers, late, progress, batch_rows, streaming, processes).pump())
+    _check(flow, workers, late, sides, batch_rows, streaming, processes)
+    return LocalResults(_Run(flow, source, workers, late, sides, progress, batch_rows, streaming, processes).pump())
 
 
-def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool, processes: int | None) -> None:
+def _check(
+    flow: FlowBase,
+    workers: int,
+    late: LateSink | None,
+    sides: SideSinks | None,
+    batch_rows: int,
+    streaming: bool,
+    processes: int | None,
+) -> None:
     _at_least_one(workers, "workers", _MOST_WORKERS)
     _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     _yes_or_no(streaming, "streaming")
     if processes is not None:
         check_processes(processes, f"processes={processes!r}", workers)
-    flow._check(streaming)  # compiles the flow, so that mistakes show at the call
+    # Compiles the flow, so that mistakes show at the call.
+    require(late, sides, Kinds.of(flow._check(streaming)), "a batch")
 
 
 class _Run:
@@ -846,12 +867,13 @@ class _Run:
         source: Any,
         workers: int,
         late: LateSink | None,
+        sides: SideSinks | None,
         progress: bool,
         batch_rows: int,
         streaming: bool,
         processes: int | None,
     ) -> None:
-        self._wanted = (flow, workers, late, batch_rows, streaming, processes)
+        self._wanted = (flow, workers, late, sides, batch_rows, streaming, processes)
         self._source = source
         self._batches = feeds(flow, source, batch_rows)
         self._bar = _progress() if progress else None
@@ -865,9 +887,9 @@ class _Run:
     def _start(self) -> LocalSession:
         if self._bar is not None:
             self._bar.start()
-        flow, workers, late, batch_rows, streaming, processes = self._wanted
+        flow, workers, late, sides, batch_rows, streaming, processes = self._wanted
         self.session = LocalSession(
-            flow, workers, late=late, batch_rows=batch_rows, streaming=streaming, processes=processes
+            flow, workers, late=late, sides=sides, batch_rows=batch_rows, streaming=streaming, processes=processes
         )
         return self.session
 
@@ -891,6 +913,7 @@ def run_into(
     workers: int = 1,
     *,
     late: LateSink | None = None,
+    sides: SideSinks | None = None,
     progress: bool = False,
     batch_rows: int = 65_536,
     streaming: bool = False,
@@ -900,11 +923,11 @@ def run_into(
     write = getattr(sink, "write_batch", sink)
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
-    _check(flow, workers, batch_rows, streaming, processes)
+    _check(flow, workers, late, sides, batch_rows, streaming, processes)
     output_rows = 0
     late_sink: LateSink = _nobody if late is None else late
     begin = time.perf_counter()
-    run = _Run(flow, source, workers, late_sink, progress, batch_rows, streaming, processes)
+    run = _Run(flow, source, workers, late_sink, sides, progress, batch_rows, streaming, processes)
     with LocalResults(run.pump()) as results:
         for batch in results:
             write(batch)
@@ -912,7 +935,8 @@ def run_into(
     session = run.session
     assert session is not None
     seconds = time.perf_counter() - begin
-    return RunSummary(session.rows, output_rows, session.late_rows, seconds, tuple(session.scopes()))
+    scopes = tuple(session.scopes())
+    return RunSummary(session.rows, output_rows, session.late_rows, seconds, scopes, dict(session.side_rows))
 
 
 def _nobody(batch: pa.RecordBatch) -> None:

@@ -35,7 +35,8 @@ class _PlanFacts(TypedDict):
     needs_order: bool
     pieces: list[_PlanPiece]
     late_outputs: list[tuple[str, Schema]]
-    late_schema: Schema
+    side_outputs: list[tuple[str, Schema]]
+    beside_schema: Schema
     operators: list[dict[str, Any]]
     explain: str
     dot: str
@@ -148,7 +149,8 @@ def plan_check(plan: str) -> _PlanFacts:
         exchanges cut it into: the number of the ``source`` or ``operator`` that each begins with, its columns as
         ``inputs`` by side of that operator and ``output``, and as ``end`` the operator and side that rows go to, None
         for the output; those that lead to an operator stand before those that begin with it), ``late_outputs`` (the
-        kinds of late rows, by name, with their columns), ``late_schema`` (the columns of all of them: those of the
+        kinds of late rows, by name, with their columns), ``side_outputs`` (by name,
+        with their columns), ``beside_schema`` (the columns of both: those of the
         only kind, or a struct for each of several), ``operators`` (the steps that keep state, as
         manifests name them: ``name``, ``kind``, ``types``, ``version``, ``columns``; with a function also the number of
         its ``call``), ``explain`` (text for people) and ``dot`` (the same as a drawing, for Graphviz).
@@ -940,6 +942,8 @@ class LocalRun:
         All that is pushed is one epoch, without processing time, as in a batch job. Not with `journal`.
     seats
         Of a run that processes join (`FlowCrew`): this one's worker is its first, which feeds them. `workers` is 1.
+    wanted
+        Numbers of the kinds of rows beside the output that come out, late ones first; others are counted. None: all.
 
     Raises
     ------
@@ -963,6 +967,7 @@ class LocalRun:
         ahead: int = 4,
         whole: bool = False,
         seats: DataflowSeats | None = None,
+        wanted: list[int] | None = None,
     ) -> Self: ...
     @property
     def members(self) -> list[int]:
@@ -1008,8 +1013,8 @@ class LocalRun:
         False as for `push`.
         """
 
-    def take(self, timeout: float | None = None) -> tuple[Literal["rows", "late"], RecordBatch] | None:
-        """The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing can come.
+    def take(self, timeout: float | None = None) -> tuple[Literal["rows", "beside"], RecordBatch] | None:
+        """The next output as ``("rows" | "beside", batch)``; None when `timeout` (seconds) is over or nothing can come.
 
         Raises
         ------
@@ -1019,6 +1024,10 @@ class LocalRun:
 
     def nudge(self) -> None:
         """End the wait of a `take`, or of the next one, which gives None."""
+
+    @property
+    def side_rows(self) -> list[int]:
+        """Rows of each side output in epochs that are done, whether or not they are kept."""
 
     @property
     def done(self) -> bool:
@@ -1727,7 +1736,7 @@ class Drain:
     query, epoch, piece
         What to read.
     which
-        The results ("rows") or the rows that came too late ("late").
+        The results ("rows"), or late rows and those of side outputs ("beside").
     silence
         Seconds to wait for a member that does not answer; default 60.
     member
@@ -1753,7 +1762,7 @@ class Drain:
         query: str,
         epoch: int,
         piece: int,
-        which: Literal["rows", "late"] = "rows",
+        which: Literal["rows", "beside"] = "rows",
         silence: float | None = None,
         member: int | None = None,
     ) -> Self: ...

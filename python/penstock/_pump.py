@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from penstock._autobalance import Autobalance
+    from penstock._beside import Apart
     from penstock._durations import Timeout
     from penstock._native import Handover
     from penstock._rescale import LocalRescale
@@ -201,8 +202,10 @@ class Session(Protocol):
     rows: int
     output_rows: int
     late_rows: int
+    #: Rows of side outputs of epochs that are complete, by their names, in order.
+    side_rows: dict[str, int]
     _native: Any
-    _late: Callable[[pa.RecordBatch], Any] | None
+    _beside: Apart
     _streaming: bool
 
     def explain(self, error: BaseException) -> BaseException:
@@ -313,7 +316,7 @@ class Pump:
         self._finished: list[bool] = []
         self._taken: list[Any] = []
         self._fed, self._out = _Fed((0,) * len(sources)), _Out()
-        #: The late output whose function was called, and the one whose function returned.
+        #: The output beside the results whose function was called, and the one whose function returned.
         self._telling: Any = None
         self._told: Any = None
         self._error: BaseException | None = None
@@ -349,7 +352,9 @@ class Pump:
 
     def _warn(self) -> None:
         session = self._session
-        if self._quit or self._error or self._warned or session is None or session._late or not session.late_rows:
+        if self._quit or self._error or self._warned or session is None or not session.late_rows:
+            return
+        if session._beside.takes_late:
             return
         self._warned = True
         if session._streaming:
@@ -364,6 +369,8 @@ class Pump:
         if session is None:
             return
         session.rows, session.output_rows, session.late_rows = self._fed.rows, out.rows, out.late
+        if session.side_rows:
+            session.side_rows = dict(zip(session.side_rows, self._native.side_rows, strict=True))
 
     def _step(self, taken: int) -> bool:
         """Do what can be done; whether a batch has come out, as number `taken`."""
@@ -395,21 +402,24 @@ class Pump:
             return False
         kind, handle = item
         batch = pa.record_batch(handle)
-        if kind != "late":
+        if kind != "beside":
             self._out = _Out(taken, (batch,), item, out.rows + batch.num_rows, out.late, out.error)
             self._count()
             return True
-        late = None if self._session is None else self._session._late
-        if late is not None and self._told is not item:
+        assert self._session is not None
+        beside = self._session._beside
+        late = beside.late_rows(batch)
+        if self._told is not item:
             if self._telling is item:
+                what = "late rows" if late else "rows of side outputs"
                 raise Interrupted(
-                    f"this run was interrupted while {late!r:.80} took {batch.num_rows} late rows, and may have taken"
+                    f"this run was interrupted while {beside!r:.80} took {batch.num_rows} {what}, and may have taken"
                     " them or not; run again"
                 )
             self._telling = item
-            late(batch)
+            beside(batch)
             self._told = item
-        self._out = out._replace(item=item, late=out.late + batch.num_rows, serial=-1, batches=())
+        self._out = out._replace(item=item, late=out.late + late, serial=-1, batches=())
         return False
 
     def _feed(self) -> bool:

@@ -51,7 +51,7 @@ def test_a_program_tells_of_each_source() -> None:
     windows = timed.map_batches(counting, "k bigint, t timestamp, more bigint").key_by("k").window(pk.tumbling("1s"))
     program = Program.of(windows.agg(n=pk.count()).join(plain, on="k"), late=print)
     assert program.lateness_us == (2_000_000, None)
-    assert program.late.names == ["k", "t", "more"], "as they are behind the function"
+    assert program.beside.names == ["k", "t", "more"], "as they are behind the function"
     silent = pk.Flow("k bigint, at timestamp", event_time="at", idle_after="1s", name="silent")
     assert Program.of(timed.join(silent, on="k")).idle_after_ms == (None, 1_000)
     assert Program.of(silent).idle_after_ms == (), "nothing else moves the watermark"
@@ -66,7 +66,7 @@ def test_members_are_fed_what_is_read() -> None:
     assert [one.read["input"].names for one in (alone, late)] == [["k", "t"], ["k", "t", "v"]]
     assert not alone.same_functions(late), "members that take other columns are told"
     assert late.misfit(alone, durable=False) is None, "taking late rows is no edit of the flow"
-    assert late.late.names == ["k", "t", "v"]
+    assert late.beside.names == ["k", "t", "v"]
 
 
 def test_a_key_of_another_type_is_refused_by_its_name() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from penstock._durations import format_duration
 from penstock._flow.graph import Meeting, Source, Written, shared, sources_of
 from penstock._flow.text import KEYED_OPS, encode, missing, operator_names, require_name, step_text, to_text
 from penstock._schema import to_ddl
+from penstock._sides import declared_in, parse_sides
 from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError
 
@@ -90,6 +91,11 @@ class FlowBase:
     def sources(self) -> dict[str, pa.Schema]:
         """The columns of each source, by its name."""
         return {source.name: source.schema for source in sources_of(self)}
+
+    @property
+    def sides(self) -> dict[str, pa.Schema]:
+        """The columns of each side output, by its name; see `penstock.side`."""
+        return {name: pa.schema(schema) for name, schema in self._whole_rows()._check()["side_outputs"]}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -437,6 +443,15 @@ class FlowBase:
         calls: tuple[dict[str, Any], ...] | None = None,
     ) -> Self:
         """The flow with one more step; `call` is its function, `calls` are all of them where its body brought some."""
+        if names := list(declared_in([step])):
+            taken = list(declared_in(Written(self).steps))
+            again = next((name for at, name in enumerate(names) if name in taken or name in names[:at]), None)
+            if again is not None:
+                there = ", ".join(map(repr, taken or names))
+                raise ConfigError(
+                    f"{step['op']} sides: a side output of this flow is called {again!r} already (there are {there});"
+                    " give each a name of its own"
+                )
         if calls is None:
             calls = self._calls if call is None else (*self._calls, call)
         return restore(
@@ -453,6 +468,15 @@ class FlowBase:
                 "_shape": shape,
             },
         )
+
+
+def side_step(sides: Mapping[str, Any] | None, what: str, call: dict[str, Any]) -> dict[str, Any]:
+    """What a plan says of the side outputs of a step; they are noted in its call, too."""
+    declared = parse_sides(sides, what)
+    if not declared:
+        return {}
+    call["sides"] = declared
+    return {"sides": [{"name": name, "schema": encode(schema)} for name, schema in declared]}
 
 
 def _functions(call: dict[str, Any]) -> tuple[Any, ...]:

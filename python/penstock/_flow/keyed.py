@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from penstock._aggregates import Aggregate
 from penstock._durations import Duration, parse_duration
-from penstock._flow.base import FlowBase
+from penstock._flow.base import FlowBase, side_step
 from penstock._flow.text import encode, function_name, missing, names_of, one_of
 from penstock._schema import to_arrow
 from penstock._windows import Window
@@ -476,6 +476,7 @@ class KeyedSteps(FlowBase):
         ttl_time: str = "event",
         at_end: Callable[..., Any] | None = None,
         name: str | None = None,
+        sides: Mapping[str, Any] | None = None,
     ) -> Self:
         """Run a Python function per row with a state of its own per key.
 
@@ -505,6 +506,10 @@ class KeyedSteps(FlowBase):
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
             the function. One that is given is also that of its state, as in `agg`.
+        sides : dict of str to schema, optional
+            Side outputs: for each its name, which no other of the flow has, and its columns. `out` of all three
+            functions may be ``penstock.side(name, row)`` then, or a list that has such. See `penstock.side`, and `run`
+            for who takes them.
 
         Returns
         -------
@@ -514,12 +519,13 @@ class KeyedSteps(FlowBase):
         Raises
         ------
         SchemaError
-            When a column does not exist here or `schema` cannot be read.
+            When a column does not exist here or a schema cannot be read.
         PlanError
             Without a `key_by` before, with a window, or with `on_timer` or a `ttl` in event time where the
             flow has no `event_time`.
         ConfigError
-            When a function is not callable, `ttl` is no duration, or `ttl_time` is unknown.
+            When a function is not callable, `ttl` is no duration, `ttl_time` is unknown, or a side output has no name
+            of its own.
 
         Notes
         -----
@@ -597,6 +603,7 @@ class KeyedSteps(FlowBase):
         one_of(ttl_time, "stateful_map ttl_time", ("event", "processing"))
         if timed:
             call |= self._timed(on_timer, ttl, ttl_time, at_end)
+        beside = side_step(sides, "stateful_map", call)
         plan_step = {
             "op": "stateful_map",
             "call": len(self._calls),
@@ -605,6 +612,7 @@ class KeyedSteps(FlowBase):
             "schema": encode(shape),
             "name": label,
             **named,
+            **beside,
         }
         return self._with(plan_step, tuple(shape.names), call=call, shape=shape)
 
@@ -618,6 +626,7 @@ class KeyedSteps(FlowBase):
         *,
         timezone: str = "UTC",
         name: str | None = None,
+        sides: Mapping[str, Any] | None = None,
     ) -> Self:
         """Run a function written for Spark's ``applyInPandasWithState`` on the groups of each epoch.
 
@@ -640,6 +649,8 @@ class KeyedSteps(FlowBase):
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
             the function. One that is given is also that of its state, as in `agg`.
+        sides : dict of str to schema, optional
+            Side outputs, as of `stateful_map`: `func` may yield ``penstock.side(name, frame)`` then.
 
         Returns
         -------
@@ -649,7 +660,7 @@ class KeyedSteps(FlowBase):
         Raises
         ------
         ConfigError
-            When `func` is not callable, or a mode or timeout is unknown.
+            When `func` is not callable, a mode or timeout is unknown, or a side output has no name of its own.
         PlanError
             Without a `key_by` before, with a window, or with event-time timeouts and no
             `event_time`.
@@ -683,7 +694,7 @@ class KeyedSteps(FlowBase):
         [{'word': 'a', 'seen': 2}]
         """
         return self._group_state(
-            func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
+            func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, sides, streaming=True
         )
 
     def _timed(self, on_timer: Any, ttl: Duration | None, ttl_time: str, at_end: Any) -> dict[str, Any]:
@@ -730,6 +741,7 @@ class KeyedSteps(FlowBase):
         timeoutConf: str,
         timezone: str,
         name: str | None,
+        sides: Mapping[str, Any] | None = None,
         *,
         streaming: bool,
     ) -> Self:
@@ -772,6 +784,7 @@ class KeyedSteps(FlowBase):
             "watermark": self._event_time is not None,
             "timezone": timezone,
         }
+        beside = side_step(sides, what, call)
         plan_step = {
             "op": "group_state",
             "call": len(self._calls),
@@ -780,5 +793,6 @@ class KeyedSteps(FlowBase):
             "name": label,
             "event_time": timeoutConf == EVENT_TIME and self._event_time is not None,
             **named,
+            **beside,
         }
         return self._with(plan_step, tuple(shape.names), call=call, shape=shape)

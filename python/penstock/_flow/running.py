@@ -9,7 +9,7 @@ import pyarrow as pa
 from penstock._flow.base import FlowBase
 
 if TYPE_CHECKING:
-    from penstock._local import BatchSink, LateSink, LocalResults, LocalSession, RunSummary
+    from penstock._local import BatchSink, LateSink, LocalResults, LocalSession, RunSummary, SideSinks
     from penstock.spark._tasks.partitions import PartitionFunction
 
 __all__ = ["Running"]
@@ -26,6 +26,7 @@ class Running(FlowBase):
         workers: int = 1,
         *,
         late: LateSink | None = None,
+        sides: SideSinks | None = None,
         progress: bool = False,
         batch_rows: int = 65_536,
         streaming: bool = False,
@@ -51,6 +52,10 @@ class Running(FlowBase):
             of the step's state instead, and the side of a join: ``"join left"``. The error of a wrong name has all.
             Each has the columns that came to its step; before a `top`, `aggregate` or `window_join` in windows also
             window_start and window_end, of the last window that it would have been in.
+        sides : dict of name to callable, optional
+            Called with a ``pyarrow.RecordBatch`` of rows of that side output (see `penstock.side`), in this thread,
+            when their epoch is complete; in a flow with a `flat_map` as they come. Rows of side outputs that nobody
+            takes are counted (`RunSummary`, `LocalSession.side_rows`) and dropped.
         progress : bool, default False
             Show a progress bar on stderr.
         batch_rows : int, default 65_536
@@ -117,6 +122,7 @@ class Running(FlowBase):
             source,
             workers,
             late=late,
+            sides=sides,
             progress=progress,
             batch_rows=batch_rows,
             streaming=streaming,
@@ -168,7 +174,7 @@ class Running(FlowBase):
         Returns
         -------
         RunSummary
-            Rows in, out and late, and seconds.
+            Rows in, out, late and of side outputs, and seconds.
 
         Raises
         ------
@@ -193,6 +199,7 @@ class Running(FlowBase):
         workers: int = 1,
         *,
         late: LateSink | None = None,
+        sides: SideSinks | None = None,
         batch_rows: int = 65_536,
         streaming: bool = False,
         processes: int | None = None,
@@ -204,6 +211,8 @@ class Running(FlowBase):
         workers : int, default 1
             Threads.
         late : callable, optional
+            As for `run`.
+        sides : dict of name to callable, optional
             As for `run`.
         batch_rows : int, default 65_536
             As for `run`.
@@ -229,7 +238,15 @@ class Running(FlowBase):
         """
         from penstock._local import LocalSession
 
-        return LocalSession(self, workers, late=late, batch_rows=batch_rows, streaming=streaming, processes=processes)
+        return LocalSession(
+            self,
+            workers,
+            late=late,
+            sides=sides,
+            batch_rows=batch_rows,
+            streaming=streaming,
+            processes=processes,
+        )
 
     def map_in_arrow(self, *, per_partition: bool = False) -> PartitionFunction:
         """Return a function for ``DataFrame.mapInArrow`` that runs the flow inside each partition.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock._bounds import OnFailure, parse_bounds
-from penstock._flow.base import Around, FlowBase, restore
+from penstock._flow.base import Around, FlowBase, restore, side_step
 from penstock._flow.graph import Source
 from penstock._flow.text import encode, function_name, to_text
 from penstock._schema import to_arrow
@@ -25,7 +25,9 @@ class StatelessSteps(FlowBase):
 
     __slots__ = ()
 
-    def map_batches(self, f: Callable[[pa.RecordBatch], Any], schema: Any = None) -> Self:
+    def map_batches(
+        self, f: Callable[[pa.RecordBatch], Any], schema: Any = None, *, sides: Mapping[str, Any] | None = None
+    ) -> Self:
         """Run a function over whole batches, with no state.
 
         Parameters
@@ -35,6 +37,10 @@ class StatelessSteps(FlowBase):
             with the columns of `schema`; any number of rows.
         schema : str, pyarrow.Schema or pyspark StructType, optional
             Columns that `f` gives back; default those that it receives.
+        sides : dict of str to schema, optional
+            Side outputs: for each its name, which no other of the flow has, and its columns. `f` may
+            return a tuple then: a batch, or none, and ``penstock.side(name, batch)`` for each.
+            See `penstock.side`, and `run` for who takes them.
 
         Returns
         -------
@@ -44,9 +50,9 @@ class StatelessSteps(FlowBase):
         Raises
         ------
         ConfigError
-            When `f` is not callable.
+            When `f` is not callable, or a side output has no name of its own.
         SchemaError
-            When `schema` cannot be read.
+            When a schema cannot be read.
         PlanError
             Directly after `key_by` or `window`: map first.
 
@@ -73,11 +79,18 @@ class StatelessSteps(FlowBase):
             "func": f,
             "schema": shape,
         }
-        step = {"op": "map_batches", "call": len(self._calls), "schema": encode(shape)}
+        beside = side_step(sides, "map_batches", call)
+        step = {"op": "map_batches", "call": len(self._calls), "schema": encode(shape), **beside}
         return self._with(step, tuple(shape.names), call=call, shape=shape)
 
     def flat_map(
-        self, f: Callable[..., Any], schema: Any = None, *, rows: bool = False, name: str | None = None
+        self,
+        f: Callable[..., Any],
+        schema: Any = None,
+        *,
+        rows: bool = False,
+        name: str | None = None,
+        sides: Mapping[str, Any] | None = None,
     ) -> Self:
         """Expand batches, or rows, lazily: a function that gives an iterable of any length per input.
 
@@ -95,6 +108,10 @@ class StatelessSteps(FlowBase):
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
             the function.
+        sides : dict of str to schema, optional
+            Side outputs: for each its name, which no other of the flow has, and its columns. The iterable may
+            give ``penstock.side(name, row)`` then, or with batches ``penstock.side(name, batch)``.
+            See `penstock.side`, and `run` for who takes them.
 
         Returns
         -------
@@ -104,9 +121,9 @@ class StatelessSteps(FlowBase):
         Raises
         ------
         ConfigError
-            When `f` is not callable.
+            When `f` is not callable, or a side output has no name of its own.
         SchemaError
-            When `schema` cannot be read.
+            When a schema cannot be read.
         PlanError
             Directly after `key_by` or `window`.
 
@@ -149,7 +166,8 @@ class StatelessSteps(FlowBase):
             "schema": shape,
             "rows": rows,
         }
-        step = {"op": "flat_map", "call": len(self._calls), "schema": encode(shape), "rows": rows}
+        beside = side_step(sides, "flat_map", call)
+        step = {"op": "flat_map", "call": len(self._calls), "schema": encode(shape), "rows": rows, **beside}
         return self._with(step, tuple(shape.names), call=call, shape=shape)
 
     def bounded(

@@ -159,4 +159,5 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
         options = "".join(f", {name}={step[name]}" for name in known if name in step)
         return f"{op}({body}{options})"
     call = calls[step["call"]]
-    return f"{op}({call['step'].split(' ', 1)[-1]}) -> {to_text(call['schema'])}"
+    sides = "".join(f", side {name}: {to_text(schema)}" for name, schema in call.get("sides", ()))
+    return f"{op}({call['step'].split(' ', 1)[-1]}) -> {to_text(call['schema'])}{sides}"

@@ -23,6 +23,7 @@ from penstock._functions.loop import BrokenOff, row_loop
 from penstock._functions.short import short
 from penstock._functions.state import BinState
 from penstock._functions.timed import TimedCall
+from penstock._sides import Declared, Side, apart, number_of
 from penstock.errors import UserFunctionError
 
 __all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
@@ -37,14 +38,28 @@ def bind(
 ) -> MapCall | FlatMapCall | StatefulCall | TimedCall | GroupStateCall | AggregateCall:
     """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
     if call["kind"] == "map":
-        return MapCall(call["step"], call["func"], call.get("schema"))
+        return MapCall(call["step"], call["func"], call.get("schema"), call.get("sides", ()))
     if call["kind"] == "flat":
         return FlatMapCall(
-            call["step"], call["func"], call["columns"], call["schema"], call["rows"], user_error, misfit
+            call["step"],
+            call["func"],
+            call["columns"],
+            call["schema"],
+            call["rows"],
+            user_error,
+            misfit,
+            call.get("sides", ()),
         )
     if call["kind"] == "stateful":
         return StatefulCall(
-            call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped, call["key_types"]
+            call["step"],
+            call["func"],
+            call["keys"],
+            call["columns"],
+            call["schema"],
+            stopped,
+            call["key_types"],
+            call.get("sides", ()),
         )
     if call["kind"] == "timed":
         return TimedCall(
@@ -75,19 +90,41 @@ class MapCall:
 
     kind = "map"
 
-    def __init__(self, step: str, func: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
+    def __init__(self, step: str, func: Callable[[pa.RecordBatch], Any], schema: Any, sides: Declared = ()) -> None:
         self.step = step
         self.func = func
         self.schema = schema
+        self.sides = list(sides)
 
     def __call__(self, handle: Any) -> Any:
+        """The batch that comes back; of a step with side outputs also what goes there, by their numbers."""
         try:
             result = self.func(pa.record_batch(handle))
+            if self.sides:
+                return self._parted(result)
             if not (hasattr(result, "__arrow_c_array__") or hasattr(result, "__arrow_c_stream__")):
                 raise TypeError(f"the function returned {short(result)}, not a pyarrow RecordBatch or Table")
         except Exception as error:
             raise user_error(self.step, self.func, error) from error
         return result
+
+    def _parted(self, result: Any) -> tuple[Any, list[tuple[int, Any]]]:
+        batches: list[Any] = []
+        beside: list[tuple[int, Any]] = []
+        for made in result if type(result) in (tuple, list) else (result,):
+            batch = made.rows if type(made) is Side else made
+            if not (hasattr(batch, "__arrow_c_array__") or hasattr(batch, "__arrow_c_stream__")):
+                raise TypeError(
+                    f"the function returned {short(made)}; it must be a pyarrow RecordBatch or Table, or a tuple of one"
+                    " and of sides"
+                )
+            if type(made) is Side:
+                beside.append((number_of(self.sides, made.name), batch))
+            else:
+                batches.append(batch)
+        if len(batches) > 1:
+            raise TypeError(f"the function returned {len(batches)} batches; it must be one, and sides")
+        return batches[0] if batches else self.schema.empty_table().combine_chunks(), beside
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of a result that does not have the declared schema."""
@@ -108,7 +145,9 @@ class StatefulCall:
         schema: Any,
         stopped: Callable[[], bool] = _never,
         key_types: Sequence[pa.DataType] = (),
+        sides: Declared = (),
     ) -> None:
+        self.sides = list(sides)
         self.step = step
         self.func = func
         self.keys = list(keys)
@@ -126,8 +165,9 @@ class StatefulCall:
 
     def apply(
         self, bins: Sequence[BinState], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
-    ) -> list[Any]:
-        """Run the step over the rows of a block, bin after bin, and return the rows that it puts out.
+    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
+        """Run the step over the rows of a block, bin after bin, and return the rows that it puts out; of a step with
+        side outputs also those for them, by their numbers.
 
         Parameters
         ----------
@@ -154,9 +194,9 @@ class StatefulCall:
             rows = zip(keys, *columns, strict=True) if columns else iter(keys)
         journal = any(bin.journal is not None for bin in bins)
         out: list[Any] = []
-        loop = row_loop(len(columns), self._key, journal)
+        loop = row_loop(len(columns), self._key, journal, bool(self.sides))
         loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace)
-        return out
+        return apart(out, self.sides, self.refused) if self.sides else out
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of rows that do not fit the declared schema."""

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._functions.short import short
+from penstock._sides import Declared, Side, apart, number_of
 from penstock.errors import UserFunctionError
 
 __all__ = ["BatchExpansion", "FlatMapCall", "RowExpansion"]
@@ -23,8 +24,9 @@ _log = logging.getLogger("penstock")
 _LOGGED = 10
 #: Makes the error of a failure: what was raised, the row (where an input is one), the input as text, rows given before.
 _Fail = Callable[[Exception, dict[str, Any] | None, str, int], UserFunctionError]
-#: What was made, inputs that are left, and the failure of one: its text, the rows that it had given, the error.
-_Drawn = tuple[list[Any], int, tuple[str | None, int, BaseException] | None]
+#: What was made, inputs that are left, the failure of one (its text, the rows that it had given, the error), and what
+#: goes to side outputs, by their numbers.
+_Drawn = tuple[list[Any], int, tuple[str | None, int, BaseException] | None, list[tuple[int, Any]]]
 
 
 class FlatMapCall:
@@ -41,7 +43,9 @@ class FlatMapCall:
         rows: bool,
         user_error: Callable[..., UserFunctionError],
         misfit: Callable[..., UserFunctionError],
+        sides: Declared = (),
     ) -> None:
+        self.sides = list(sides)
         self.step = step
         self.func = func
         self.columns = list(columns)
@@ -55,10 +59,12 @@ class FlatMapCall:
         """Begin to expand a block: a list of columns, or a batch; `skip` says whether failures are left out."""
         fail = self._skipped if skip else self._failed
         if self.rows:
-            return RowExpansion(
-                self.func, self.columns, zip(*data, strict=True) if data else iter([()] * rows), rows, fail
-            )
-        return BatchExpansion(self.func, pa.record_batch(data), fail)
+            inputs = zip(*data, strict=True) if data else iter([()] * rows)
+            return RowExpansion(self.func, self.columns, inputs, rows, fail, self._apart if self.sides else _none_apart)
+        return BatchExpansion(self.func, pa.record_batch(data), fail, self.sides)
+
+    def _apart(self, made: list[Any]) -> tuple[list[Any], list[tuple[int, list[Any]]]]:
+        return apart(made, self.sides, self.refused)
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of results that do not fit the declared schema."""
@@ -86,7 +92,9 @@ class RowExpansion:
         inputs: Iterator[tuple[Any, ...]],
         left: int,
         fail: _Fail,
+        part: Callable[[list[Any]], tuple[list[Any], list[tuple[int, list[Any]]]]],
     ) -> None:
+        self._part = part
         self._func = func
         self._columns = columns
         self._inputs = inputs
@@ -98,7 +106,12 @@ class RowExpansion:
         self._fail = fail
 
     def draw(self, room: int) -> _Drawn:
-        """Up to `room` tuples."""
+        """Up to `room` tuples, those of side outputs included."""
+        made, failure = self._drawn_up_to(room)
+        rows, beside = self._part(made)
+        return rows, self.left, failure, beside
+
+    def _drawn_up_to(self, room: int) -> tuple[list[Any], tuple[str | None, int, BaseException] | None]:
         made: list[Any] = []
         while self.left and len(made) < room:
             before = len(made)
@@ -115,14 +128,14 @@ class RowExpansion:
                 failed = self._fail(error, row, text, drawn)
                 if failed is not error:
                     failed.__cause__ = error
-                return made, self.left, (text, drawn, failed)
+                return made, (text, drawn, failed)
             except BaseException as error:  # Ctrl-C, SystemExit: nobody's input is at fault
                 self._end()
-                return made, self.left, (None, 0, error)
+                return made, (None, 0, error)
             self._drawn += len(made) - before
             if len(made) < room:
                 self._end()
-        return made, self.left, None
+        return made, None
 
     def _end(self) -> None:
         self._live = None
@@ -132,7 +145,8 @@ class RowExpansion:
 class BatchExpansion:
     """One batch through a function that gives batches."""
 
-    def __init__(self, func: Callable[..., Any], batch: pa.RecordBatch, fail: _Fail) -> None:
+    def __init__(self, func: Callable[..., Any], batch: pa.RecordBatch, fail: _Fail, sides: Declared = ()) -> None:
+        self._sides = sides
         self._func = func
         self._batch: pa.RecordBatch | None = batch
         self._first = batch.slice(0, 1)
@@ -144,30 +158,36 @@ class BatchExpansion:
         self._fail = fail
 
     def draw(self, room: int) -> _Drawn:
-        """The next batch, of any length, in a list; an empty one when that was all."""
+        """The next batch, of any length, in a list, or for a side output; nothing when that was all."""
         del room
         try:
             if self._live is None:
                 batch, self._batch = self._batch, None
                 self._live = _iterator(self._func(batch), "an iterable of batches")
-            for made in self._live:
+            for given in self._live:
+                made = given.rows if type(given) is Side else given
                 if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
-                    raise TypeError(f"the function gave {short(made)}, not a pyarrow RecordBatch or Table")
+                    raise TypeError(f"the function gave {short(given)}, not a pyarrow RecordBatch or Table")
                 if len(made):
+                    number = number_of(self._sides, given.name) if type(given) is Side else None
                     self._drawn += len(made)
-                    return [made], self.left, None
+                    return ([made], self.left, None, []) if number is None else ([], self.left, None, [(number, made)])
         except Exception as error:
             self.left, self._live = 0, None
             text = f"a batch of {self._rows} rows, of which the first is {short(self._first.to_pylist()[0], most=200)}"
             failed = self._fail(error, None, text, self._drawn)
             if failed is not error:
                 failed.__cause__ = error
-            return [], 0, (text, self._drawn, failed)
+            return [], 0, (text, self._drawn, failed), []
         except BaseException as error:
             self.left, self._live = 0, None
-            return [], 0, (None, 0, error)
+            return [], 0, (None, 0, error), []
         self.left, self._live = 0, None
-        return [], 0, None
+        return [], 0, None, []
+
+
+def _none_apart(made: list[Any]) -> tuple[list[Any], list[tuple[int, list[Any]]]]:
+    return made, []
 
 
 def _iterator(made: Any, wanted: str) -> Iterator[Any]:

@@ -16,6 +16,8 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._sides import Declared, Side, number_of
+
 __all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]
 
 _TO_PANDAS: Final = {"date_as_object": True, "coerce_temporal_nanoseconds": True, "ignore_metadata": True}
@@ -274,11 +276,15 @@ class Joiner:
         Columns of the batches.
     timezone
         Zone of timestamps without one.
+    sides
+        Side outputs, to which the function may give frames, too.
     """
 
-    def __init__(self, schema: pa.Schema, timezone: str) -> None:
+    def __init__(self, schema: pa.Schema, timezone: str, sides: Declared = ()) -> None:
         self._schema = schema
         self._timezone = timezone
+        self._declared = sides
+        self._sides = [Joiner(columns, timezone) for _, columns in sides]
         self._frames: list[pd.DataFrame] = []
         self._rows = 0
         self._made: list[pa.RecordBatch] = []
@@ -289,8 +295,11 @@ class Joiner:
         Raises
         ------
         TypeError
-            When it is no frame, or has another number of columns.
+            When it is no frame, has another number of columns, or is of a side output that is not declared.
         """
+        if type(frame) is Side:
+            self._sides[number_of(self._declared, frame.name)].add(frame.rows)
+            return
         if not isinstance(frame, pd.DataFrame):
             raise TypeError(f"the function yielded a {type(frame).__name__}; it must yield pandas DataFrames")
         rows, columns = frame.shape
@@ -307,13 +316,19 @@ class Joiner:
     @property
     def full(self) -> bool:
         """Whether it is time to `flush`."""
-        return self._rows >= _JOIN_ROWS
+        return self._rows >= _JOIN_ROWS or any(side.full for side in self._sides)
 
     def flush(self) -> None:
         """Join what was taken so far."""
         frames, self._frames, self._rows = self._frames, [], 0
         for names, columns in joined(frames):
             self._made.append(self._batch(names, columns))
+        for side in self._sides:
+            side.flush()
+
+    def take_sides(self) -> list[tuple[int, pa.RecordBatch]]:
+        """What went to side outputs, by their numbers."""
+        return [(number, batch) for number, side in enumerate(self._sides) for batch in side.take()]
 
     def take(self) -> list[pa.RecordBatch]:
         """Everything that was taken, in batches of some size."""

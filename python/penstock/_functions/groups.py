@@ -159,6 +159,7 @@ class GroupStateCall:
         self.func: Callable[..., Any] = call["func"]
         self.keys: list[str] = list(call["keys"])
         self.schema: pa.Schema = call["schema"]
+        self.sides: list[tuple[str, pa.Schema]] = list(call.get("sides", ()))
         self._shape = StateShape(call["state"])
         self._timeout: str = call["timeout"]
         self._watermark: bool = call["watermark"]
@@ -183,7 +184,7 @@ class GroupStateCall:
 
     def end_epoch(
         self, bins: Sequence[GroupBin], before_us: int | None, after_us: int | None, clock_ms: int | None
-    ) -> list[pa.RecordBatch]:
+    ) -> list[pa.RecordBatch] | tuple[list[pa.RecordBatch], list[tuple[int, pa.RecordBatch]]]:
         """Call the function for the groups of an epoch and its timeouts; see the module for their order.
 
         Parameters
@@ -197,7 +198,7 @@ class GroupStateCall:
         """
         from penstock._functions.frames import Joiner
 
-        out = Joiner(self.schema, self._timezone)
+        out = Joiner(self.schema, self._timezone, self.sides)
         ended = after_us == _END_US
         if clock_ms is None:
             epoch = self._epoch(NO_TIMESTAMP, int(time.time() * 1_000))
@@ -212,7 +213,8 @@ class GroupStateCall:
                 self._timeouts(bins, epoch, clock_ms, out)
             elif self._timeout == EVENT_TIME and (ended or after > before):
                 self._timeouts(bins, self._epoch(after, clock_ms), _END_US if ended else after, out)
-        return self._joining(bins, out.take)
+        made = self._joining(bins, out.take)
+        return (made, self._joining(bins, out.take_sides)) if self.sides else made
 
     def refused(self, reason: str) -> BaseException:
         """The error of results that do not fit the declared schema."""

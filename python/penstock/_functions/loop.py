@@ -20,7 +20,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
+from penstock._sides import Side
 
 __all__ = ["BrokenOff", "row_loop"]
 
@@ -81,7 +83,7 @@ class BrokenOff(BaseException):
 
 
 @functools.cache
-def row_loop(columns: int, key: int | None, journal: bool) -> Callable[..., None]:
+def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) -> Callable[..., None]:
     """The loop for a step of some number of columns.
 
     Parameters
@@ -92,6 +94,8 @@ def row_loop(columns: int, key: int | None, journal: bool) -> Callable[..., None
         Which of them is the key; None when the key comes apart from them, in front.
     journal
         Whether a bin may keep a journal.
+    sides
+        Whether the step may put out rows of side outputs.
 
     Returns
     -------
@@ -116,7 +120,7 @@ def row_loop(columns: int, key: int | None, journal: bool) -> Callable[..., None
         "MISSING": MISSING,
         "MOST": _MOST_ROWS,
         "SLOW": _SLOW_S,
-        "as_row": _as_row,
+        "as_row": _as_row_or_side if sides else _as_row,
         "clock": time.perf_counter,
         "copy_state": copy_state,
         "islice": itertools.islice,
@@ -130,4 +134,8 @@ def _as_row(made: Any) -> tuple[Any, ...]:
     """What a step put out that is neither None nor exactly a tuple or a list."""
     if isinstance(made, tuple):
         return tuple(made)
-    raise TypeError(f"the step put out {made!r}; it must be None, a tuple (one row) or a list of tuples")
+    raise TypeError(f"the step put out {short(made)}; it must be None, a tuple (one row) or a list of tuples")
+
+
+def _as_row_or_side(made: Any) -> Any:
+    return made if type(made) is Side else _as_row(made)

@@ -40,6 +40,7 @@ import pyarrow as pa
 from penstock._functions.loop import BrokenOff
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state
+from penstock._sides import Side, apart
 
 __all__ = ["TimedBin", "TimedCall"]
 
@@ -233,6 +234,7 @@ class TimedCall:
         self.keys: list[str] = list(call["keys"])
         self.key_types: list[pa.DataType] = list(call["key_types"])
         self.schema: pa.Schema = call["schema"]
+        self.sides: list[tuple[str, pa.Schema]] = list(call.get("sides", ()))
         self._on_timer: Callable[..., Any] | None = call["on_timer"]
         self._at_end: Callable[..., Any] | None = call["at_end"]
         self._ttl_us: int | None = call["ttl_us"]
@@ -257,7 +259,7 @@ class TimedCall:
 
     def apply(
         self, bins: Sequence[TimedBin], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
-    ) -> list[Any]:
+    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
         """Run the step over the rows of a block, or have them wait; see `StatefulCall.apply`."""
         out: list[Any] = []
         start = 0
@@ -272,11 +274,11 @@ class TimedCall:
                 began = time.perf_counter()
                 self._rows(bin, mine, values, None, out)
                 bin.spent_s += time.perf_counter() - began
-        return out
+        return self._parted(out)
 
     def end_epoch(
         self, bins: Sequence[TimedBin], before_us: int | None, after_us: int | None, clock_ms: int | None
-    ) -> list[Any]:
+    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
         """Timers, states that expire, and the end; see the module for their order."""
         out: list[Any] = []
         ended = after_us == _END_US and before_us != _END_US
@@ -297,7 +299,10 @@ class TimedCall:
             if ended and self._at_end is not None:
                 self._ends(bin, out)
             bin.spent_s += time.perf_counter() - began
-        return out
+        return self._parted(out)
+
+    def _parted(self, out: list[Any]) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
+        return apart(out, self.sides, self._refuse) if self.sides else out
 
     def _rows(
         self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: list[Any]
@@ -408,6 +413,8 @@ class TimedCall:
             out.append(tuple(made))
         elif type(made) is list:
             out.extend(made)
+        elif self.sides and type(made) is Side:
+            out.append(made)
         else:
             raise TypeError(f"the step put out {short(made)}; it must be None, a tuple (one row) or a list of tuples")
 

@@ -439,6 +439,7 @@ class Engine:
         sink: Sink,
         *,
         late: Sink | Mapping[str, Sink] | None = None,
+        sides: Mapping[str, Sink] | None = None,
         name: str | None = None,
         checkpoint: str | None = OWN_CHECKPOINT,
     ) -> BatchFunction:
@@ -456,6 +457,13 @@ class Engine:
             ``late(df, batch_id)`` with the rows that came too late. Without it they are counted and a warning tells.
             Where several sources have event time and other columns, a dict with a function for those of each, as for
             `Flow.run`.
+        sides : dict of name to callable, optional
+            ``f(df, batch_id)`` with the rows of that side output (see `penstock.side`), for each batch, behind `sink`
+            and `late`, in the order in which the flow declares them. Those that nobody takes are counted and dropped.
+            As with `late`, rows of an attempt that is undone are given to nobody, and a batch that is replayed (the
+            driver died between the first of these calls and Spark's commit, or a worker with rows that were not read)
+            is given to all of them again, with the same rows and number: a sink that writes each number once has no
+            row twice.
         name : str, optional
             What the query is called; default Spark's name of the query, else its id.
         checkpoint : str or None, optional
@@ -498,20 +506,23 @@ class Engine:
             raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
         _require_text("name", name)
         place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
-        return BatchFunction(self, Program.of(flow, late), sink, late, name, place)
+        return BatchFunction(self, Program.of(flow, late, sides), sink, late, sides, name, place)
 
     @property
     def queries(self) -> dict[str, Query]:
         """Queries that have had a batch, by name (id where there is none)."""
         return {query.name: query for query in self._queries.all()}
 
-    def finish(self, query: Any) -> DataFrame:
+    def finish(self, query: Any, *, sides: Mapping[str, Sink] | None = None) -> DataFrame:
         """Run the final epoch of a query and return what was still open.
 
         Parameters
         ----------
         query : StreamingQuery or str
             The stream, or its id or name. It must be stopped, or idle.
+        sides : dict of name to callable, optional
+            ``f(df, batch_id)`` with the rows of that side output, as for `foreach_batch`: those that timers and the end
+            of the input give. Called each time.
 
         Returns
         -------
@@ -530,7 +541,7 @@ class Engine:
         -----
         The query's worker threads, connections and state end here; what came out stays.
         """
-        return self._queries.find(query).finish(self._spark, self._require_open)
+        return self._queries.find(query).finish(self._spark, self._require_open, sides)
 
     def drop(self, query: Any) -> None:
         """Forget a query: its threads, connections, state and outputs at the members end.

@@ -234,10 +234,6 @@ where
             looked += 1;
             items += count;
             if count > 0 {
-                let block = self.parts.expand.seal(gathered)?;
-                if let Some(observer) = &mut self.parts.observer {
-                    observer(Event::Admitted { time: pending.capability.time(), items: &block });
-                }
                 let mut shared = self.shared.borrow_mut();
                 if pending.filled == 0 {
                     shared.window.admit(&outer, count as u64);
@@ -246,7 +242,14 @@ where
                     shared.window.extend(&outer, count as u64);
                 }
                 drop(shared);
-                output.session(&pending.capability).give(block);
+                let Parts { expand, observer, .. } = &mut self.parts;
+                let mut session = output.session(&pending.capability);
+                expand.seal(gathered, &mut |block| {
+                    if let Some(observer) = observer {
+                        observer(Event::Admitted { time: pending.capability.time(), items: &block });
+                    }
+                    session.give(block);
+                })?;
                 pending.filled += count as u64;
             }
             if pending.blocks.is_empty() {

@@ -51,11 +51,11 @@ pub trait Expand<D> {
         gathered: &mut Self::Gathered,
     ) -> (usize, Result<(), Fault>);
 
-    /// The block of what was collected, which is not nothing.
+    /// Gives the block of what was collected, which is not nothing, or several where they are of different kinds.
     ///
     /// # Errors
     /// Stop all workers.
-    fn seal(&mut self, gathered: Self::Gathered) -> Result<Self::Block, BoxError>;
+    fn seal(&mut self, gathered: Self::Gathered, give: &mut dyn FnMut(Self::Block)) -> Result<(), BoxError>;
 }
 
 /// Why an expansion stops.
@@ -107,8 +107,9 @@ impl<X: Clone + 'static> Expand<Vec<X>> for Itself {
         (items.len() - before, Ok(()))
     }
 
-    fn seal(&mut self, items: Vec<X>) -> Result<Vec<X>, BoxError> {
-        Ok(items)
+    fn seal(&mut self, items: Vec<X>, give: &mut dyn FnMut(Vec<X>)) -> Result<(), BoxError> {
+        give(items);
+        Ok(())
     }
 }
 
@@ -152,8 +153,9 @@ where
         (items.len() - before, Ok(()))
     }
 
-    fn seal(&mut self, items: Vec<L::Item>) -> Result<Vec<L::Item>, BoxError> {
-        Ok(items)
+    fn seal(&mut self, items: Vec<L::Item>, give: &mut dyn FnMut(Vec<L::Item>)) -> Result<(), BoxError> {
+        give(items);
+        Ok(())
     }
 }
 
@@ -194,8 +196,9 @@ where
         (items.len() - before, outcome.map_err(Fault::Input))
     }
 
-    fn seal(&mut self, items: Vec<Y>) -> Result<Vec<Y>, BoxError> {
-        Ok(items)
+    fn seal(&mut self, items: Vec<Y>, give: &mut dyn FnMut(Vec<Y>)) -> Result<(), BoxError> {
+        give(items);
+        Ok(())
     }
 }
 

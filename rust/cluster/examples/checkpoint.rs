@@ -13,7 +13,7 @@ use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
 use penstock_engine::{Claim, DataFile, Manifest, Operator, Plan, encode};
 use penstock_files::{ChunkWriter, Entry, File, FileError, Range, Segment, merge, write};
 use penstock_plan::spec::schema_to_text;
-use penstock_plan::{CallError, Callbacks, ForeignState, KeyedOp, KeyedSpec, Plan as Flow, State};
+use penstock_plan::{CallError, Callbacks, ForeignState, KeyedOp, KeyedSpec, Plan as Flow, SideRows, State};
 
 /// Operators by name, each the first keyed step of a flow.
 const FLOWS: [(&str, &str); 3] = [
@@ -38,7 +38,7 @@ const GENERATION: u64 = 1 << 32;
 struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         Ok(batch.clone())
     }
 

@@ -20,7 +20,7 @@ use penstock_files::{File, Index};
 use penstock_plan::host::{
     Cadence, Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
 };
-use penstock_plan::{CallError, Callbacks, LateRows, OpError, Plan, PlanError, Unreadable};
+use penstock_plan::{Beside, CallError, Callbacks, OpError, Plan, PlanError, Unreadable};
 use serde_json::{Value, json};
 
 use crate::durable::{Segment, Source, Store, Use, damaged, unreadable};
@@ -216,9 +216,9 @@ impl Host for GroupHost {
         Ok(program.source(source)?.schema.clone())
     }
 
-    fn output_schema(&self, program: &Program, late: bool) -> SchemaRef {
-        match late {
-            true => LateRows::of(&program.plan).schema().clone(),
+    fn output_schema(&self, program: &Program, beside: bool) -> SchemaRef {
+        match beside {
+            true => Beside::of(&program.plan).schema().clone(),
             false => program.plan.output_schema().clone(),
         }
     }
@@ -284,9 +284,10 @@ impl Host for GroupHost {
 
     fn translate(&self, running: &Running, event: Event) -> HostEvent {
         match event {
-            Event::EpochDone { epoch, worker, outputs, late_rows, late, record } => {
+            Event::EpochDone { epoch, worker, outputs, beside, counts, record } => {
                 let record = record.into_iter().map(|record| running.segment(record)).collect();
-                HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows, record }
+                let side_rows = counts.sides.into_iter().sum();
+                HostEvent::EpochDone { epoch, worker, rows: outputs, beside, late_rows: counts.late, side_rows, record }
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {

@@ -40,8 +40,8 @@ pub trait Host: Send + Sync + 'static {
     /// There is no source of that number.
     fn input_schema(&self, program: &Self::Program, source: u8) -> Result<SchemaRef, Failure>;
 
-    /// Schema of the rows (`late` false) or of the late rows (true) that come out.
-    fn output_schema(&self, program: &Self::Program, late: bool) -> SchemaRef;
+    /// Schema of the rows (`beside` false) that come out, or of those beside them (true).
+    fn output_schema(&self, program: &Self::Program, beside: bool) -> SchemaRef;
 
     /// Greatest event time of a batch of a source in microseconds; None without rows or event time.
     ///
@@ -210,10 +210,12 @@ pub enum HostEvent {
         worker: usize,
         /// What came out.
         rows: Vec<Rows>,
-        /// Rows that came too late.
-        late: Vec<Rows>,
-        /// How many those are, whether or not they are kept.
+        /// Rows beside those: that came too late, and of side outputs.
+        beside: Vec<Rows>,
+        /// How many came too late.
         late_rows: u64,
+        /// How many are of side outputs.
+        side_rows: u64,
         /// What it changed in the bins of this worker; nothing where state is not durable.
         record: Vec<Segment>,
     },

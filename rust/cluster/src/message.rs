@@ -191,7 +191,7 @@ pub struct DrainContext {
     pub epoch: u64,
     /// The piece of it.
     pub piece: u32,
-    /// Rows, or late rows.
+    /// Rows, or those beside them.
     pub which: Which,
 }
 
@@ -209,8 +209,8 @@ impl DrainContext {
 pub enum Which {
     /// The results.
     Rows,
-    /// Rows that came too late.
-    Late,
+    /// Late rows and those of side outputs.
+    Beside,
 }
 
 /// What a mesh connection is for.

@@ -38,6 +38,8 @@ pub enum MemberEvent {
         rows: u64,
         /// Rows that came too late.
         late_rows: u64,
+        /// Rows of side outputs.
+        side_rows: u64,
     },
     /// A migration has ended after so many steps.
     MigrationDone {
@@ -191,8 +193,8 @@ enum Workers {
     Ending(Ticket),
 }
 
-/// Rows and late rows by worker.
-type Made = BTreeMap<u32, (u64, u64)>;
+/// Rows, late rows and those of side outputs, by worker.
+type Made = BTreeMap<u32, (u64, u64, u64)>;
 
 #[derive(Debug)]
 struct Running {
@@ -230,8 +232,8 @@ impl Member {
                     self.work(&mut out);
                 }
             }
-            MemberEvent::EpochDone { epoch, worker, rows, late_rows } => {
-                self.epoch_done(epoch, worker, (rows, late_rows), &mut out);
+            MemberEvent::EpochDone { epoch, worker, rows, late_rows, side_rows } => {
+                self.epoch_done(epoch, worker, (rows, late_rows, side_rows), &mut out);
             }
             MemberEvent::MigrationDone { handle, times, refused } => {
                 if let Workers::Running(running) = &mut self.workers
@@ -391,7 +393,7 @@ impl Member {
         }
     }
 
-    fn epoch_done(&mut self, epoch: u64, worker: u32, made: (u64, u64), out: &mut Vec<MemberEffect>) {
+    fn epoch_done(&mut self, epoch: u64, worker: u32, made: (u64, u64, u64), out: &mut Vec<MemberEffect>) {
         let Workers::Running(running) = &mut self.workers else { return };
         let Some((_, pieces)) = running.epochs.get_mut(&epoch) else { return };
         pieces.insert(worker, made);
@@ -400,7 +402,7 @@ impl Member {
         }
         if let Some((ticket, pieces)) = running.epochs.remove(&epoch) {
             running.completed = Some(epoch);
-            let pieces = pieces.into_iter().map(|(worker, (rows, late))| (worker, rows, late)).collect();
+            let pieces = pieces.into_iter().map(|(worker, (rows, late, side))| (worker, rows, late, side)).collect();
             out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Released { pieces }) });
         }
     }

@@ -79,6 +79,8 @@ pub struct Piece {
     pub rows: u64,
     /// Its late rows.
     pub late_rows: u64,
+    /// Its rows of side outputs.
+    pub side_rows: u64,
 }
 
 /// What one query is to move.
@@ -278,8 +280,8 @@ pub enum Answer {
     Inventory(Ranges),
     /// An epoch is complete here.
     Released {
-        /// Frozen outputs by worker: number, rows, late rows.
-        pieces: Vec<(u32, u64, u64)>,
+        /// Frozen outputs by worker: number, rows, late rows, rows of side outputs.
+        pieces: Vec<(u32, u64, u64, u64)>,
     },
     /// Files are written.
     Written(Vec<DataFile>),
@@ -480,7 +482,7 @@ pub struct Program {
     /// Names and types of the columns that are fed.
     #[serde(default)]
     pub columns: String,
-    /// Names and types of the columns that come out, those of late rows included.
+    /// Names and types of the columns that come out, those of late rows and side outputs included.
     #[serde(default)]
     pub output: String,
 }

@@ -19,7 +19,7 @@ use penstock_members::list::{Change, Home};
 use penstock_members::message::{Bundle, Grant, Range, Request, State};
 use penstock_members::{Lane, List, Message as MemberMessage};
 use penstock_plan::spec::schema_to_text;
-use penstock_plan::{CallError, Callbacks, FlowBlock, ForeignState, Plan};
+use penstock_plan::{CallError, Callbacks, FlowBlock, ForeignState, Plan, SideRows};
 use serde::Serialize;
 use serde_json::json;
 
@@ -352,7 +352,7 @@ const FIRST_KEPT: usize = 6;
 fn kept() -> Vec<(String, Vec<Vec<u8>>)> {
     struct NoCalls;
     impl Callbacks for NoCalls {
-        fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
             Ok(batch.clone())
         }
 
@@ -427,10 +427,10 @@ fn messages() -> Vec<(&'static str, serde_json::Value)> {
         ("close", json!({"query": "q", "ask": {"CloseEpoch": {"epoch": 3}}})),
         ("drop", json!({"query": "q", "ask": "Drop"})),
         ("done", json!("Done")),
-        ("released", json!({"Released": {"pieces": [[0, 5, 0]]}})),
+        ("released", json!({"Released": {"pieces": [[0, 5, 0, 0]]}})),
         ("member-up", json!({"MemberUp": {"slot": 0, "member": 1, "executor": "host/1", "executors": 2}})),
         ("feed", json!({"query": "q", "epoch": 1, "partition": 2, "attempt": 3})),
-        ("drain", json!({"query": "q", "epoch": 1, "piece": 2, "which": "late"})),
+        ("drain", json!({"query": "q", "epoch": 1, "piece": 2, "which": "beside"})),
         ("end", json!({"rows": 3, "checksum": 7})),
         ("introduction", json!({"group": "g", "from": 0, "to": 1, "processes": 2, "threads": 4})),
         ("failure", json!({"error": {"kind": "state", "message": "no"}})),

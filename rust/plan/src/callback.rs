@@ -76,10 +76,14 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
+/// What a call gives beside its rows: for each block the number of the side, of those that its step declares, in their order. Schemas are the
+/// declared ones (checked by the caller).
+pub type SideRows = Vec<(usize, RecordBatch)>;
+
 /// The user functions of a plan, by call number.
 pub trait Callbacks: Send + Sync {
     /// Applies call `call` to a block. The result's schema is the declared one (checked by the caller).
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError>;
+    fn map(&self, call: usize, batch: &RecordBatch, sides: &mut SideRows) -> Result<RecordBatch, CallError>;
 
     /// Begins to expand a block by call `call`; nothing is made before it is asked for. `skip` says whether inputs that fail are left
     /// out.
@@ -91,12 +95,18 @@ pub trait Callbacks: Send + Sync {
     fn new_state(&self, call: usize) -> Box<dyn ForeignState>;
 
     /// Applies a block to the states of its bins, each bin's rows in input order, and returns the rows to emit.
-    fn apply(&self, call: usize, _block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+    fn apply(&self, call: usize, _block: &mut Grouped<'_>, _sides: &mut SideRows) -> Result<RecordBatch, CallError> {
         Err(CallError::new(format!("call {call}"), "these functions keep no state"))
     }
 
     /// Ends an epoch on all bins of a worker, for calls that see epochs; returns the rows to emit.
-    fn end_epoch(&self, call: usize, _end: &EpochEnd, _states: &mut States<'_>) -> Result<Vec<RecordBatch>, CallError> {
+    fn end_epoch(
+        &self,
+        call: usize,
+        _end: &EpochEnd,
+        _states: &mut States<'_>,
+        _sides: &mut SideRows,
+    ) -> Result<Vec<RecordBatch>, CallError> {
         Err(CallError::new(format!("call {call}"), "these functions do not work by epochs"))
     }
 
@@ -109,9 +119,9 @@ pub trait Expansion {
     /// Inputs that are left, one that has begun included.
     fn left(&self) -> u64;
 
-    /// Makes up to `room` rows more, in blocks of the declared columns. Fewer while inputs are left means that they should be handed on
-    /// first.
-    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>);
+    /// Makes up to `room` rows more, those of sides included, in blocks of the declared columns. Fewer while inputs are left means that they
+    /// should be handed on first.
+    fn draw(&mut self, room: usize, sides: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>);
 }
 
 /// An expansion failed.

@@ -13,7 +13,7 @@ use penstock_bounded::{Bounds, BoundsError, Limits};
 use crate::error::{PlanError, StepName};
 use crate::foreign::MapCall;
 use crate::plan::unique;
-use crate::spec::{OnFailure, StepSpec};
+use crate::spec::{OnFailure, SideSpec, StepSpec};
 
 /// One step without state.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +56,8 @@ pub struct FlatMapCall {
     pub schema: SchemaRef,
     /// Whether an input is a row; else it is a block.
     pub rows: bool,
+    /// Declared side outputs.
+    pub sides: Vec<SideSpec>,
 }
 
 /// How much a part of a flow may hold on each worker; what is not given is found while running.
@@ -128,13 +130,14 @@ pub(crate) fn stateless(
     schema: &SchemaRef,
 ) -> Result<(Stateless, SchemaRef), PlanError> {
     match spec {
-        StepSpec::MapBatches { call, schema } => {
+        StepSpec::MapBatches { call, schema, sides } => {
             unique(&step, schema)?;
-            Ok((Stateless::Map(MapCall { step, call: *call, schema: schema.clone() }), schema.clone()))
+            let made = MapCall { step, call: *call, schema: schema.clone(), sides: sides.clone() };
+            Ok((Stateless::Map(made), schema.clone()))
         }
-        StepSpec::FlatMap { call, schema, rows } => {
+        StepSpec::FlatMap { call, schema, rows, sides } => {
             unique(&step, schema)?;
-            let made = FlatMapCall { step, call: *call, schema: schema.clone(), rows: *rows };
+            let made = FlatMapCall { step, call: *call, schema: schema.clone(), rows: *rows, sides: sides.clone() };
             Ok((Stateless::FlatMap(made), schema.clone()))
         }
         StepSpec::Bounded { batches, batch_size, memory, on_failure, body } => {

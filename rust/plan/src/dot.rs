@@ -1,15 +1,17 @@
 //! A plan as a drawing, in the language of Graphviz.
 //!
 //! Nodes are sources, the steps without state of each inlet, operators with what they keep, and the output; edges are the ways of rows, bold where these
-//! are exchanged between workers. Names of nodes say what they are of: `source0`, `inlet1_0` (stage and side), `stage1`.
+//! are exchanged between workers, dashed to side outputs. Names of nodes say what they are of: `source0`, `inlet1_0` (stage and side), `stage1`.
 
 use std::fmt::Write;
 
+use crate::chain::Stateless;
 use crate::explain::{chain, columns, exchange, operator};
 use crate::plan::{Inlet, Origin, Plan, Stage};
+use crate::spec::SideSpec;
 
 pub(crate) fn dot(plan: &Plan) -> String {
-    let mut drawing = Drawing(String::from("digraph flow {\n  node [shape=box, fontname=monospace];\n"));
+    let mut drawing = Drawing(String::from("digraph flow {\n  node [shape=box, fontname=monospace];\n"), 0);
     for (number, source) in plan.sources().iter().enumerate() {
         let named = if plan.sources().len() > 1 { format!("source {}", source.name) } else { "source".to_owned() };
         drawing.node(&format!("source{number}"), "shape=oval, ", &[named, columns(&source.schema)]);
@@ -19,6 +21,7 @@ pub(crate) fn dot(plan: &Plan) -> String {
             let (what, state) = operator(plan, keyed);
             let lines = [format!("{}: {what}", keyed.step), format!("state: {state}; in bins, movable")];
             drawing.node(&format!("stage{number}"), "peripheries=2, ", &lines);
+            drawing.sides(&format!("stage{number}"), keyed.sides());
         }
         for (side, inlet) in stage.inlets.iter().enumerate() {
             drawing.inlet(number, stage, side, inlet);
@@ -30,7 +33,8 @@ pub(crate) fn dot(plan: &Plan) -> String {
     drawing.0
 }
 
-struct Drawing(String);
+/// With the number of sides that it has.
+struct Drawing(String, usize);
 
 impl Drawing {
     fn line(&mut self, words: &str) {
@@ -41,6 +45,28 @@ impl Drawing {
     fn node(&mut self, name: &str, style: &str, lines: &[String]) {
         let label: String = lines.iter().map(|line| format!("{}\\l", quoted(line))).collect();
         self.line(&format!("{name} [{style}label=\"{label}\"]"));
+    }
+
+    /// What goes beside the rows of a node.
+    fn sides(&mut self, from: &str, sides: &[SideSpec]) {
+        for side in sides {
+            let name = format!("side{}", self.1);
+            self.1 += 1;
+            self.node(&name, "shape=oval, style=dashed, ", &[format!("side {}", side.name), columns(&side.schema)]);
+            self.line(&format!("{from} -> {name} [style=dashed]"));
+        }
+    }
+
+    /// The same of steps without state, those of bodies included.
+    fn sides_of(&mut self, from: &str, steps: &[Stateless]) {
+        for step in steps {
+            match step {
+                Stateless::Map(map) => self.sides(from, &map.sides),
+                Stateless::FlatMap(flat) => self.sides(from, &flat.sides),
+                Stateless::Bounded(part) => self.sides_of(from, &part.body),
+                Stateless::Iterate(part) => self.sides_of(from, &part.body),
+            }
+        }
     }
 
     fn edge(&mut self, from: &str, to: &str, exchanged: Option<&str>) {
@@ -67,6 +93,7 @@ impl Drawing {
                 lines.push(if inlet.from.len() > 1 { "union" } else { "as it comes" }.to_owned());
             }
             self.node(steps, "", &lines);
+            self.sides_of(steps, &inlet.pre);
         }
         for origin in &inlet.from {
             let from = match origin {

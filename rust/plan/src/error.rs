@@ -97,6 +97,16 @@ pub enum PlanError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// The name of a side output is none, or another one's, or it has no columns.
+    #[error("{step}: the side output '{}' {reason}", name.escape_debug())]
+    SideOutput {
+        /// The step.
+        step: StepName,
+        /// The name.
+        name: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// A step stands where it has no meaning.
     #[error("{step}: {reason}")]
     Misplaced {

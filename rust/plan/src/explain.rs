@@ -8,7 +8,7 @@ use crate::join::Join;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Inlet, Origin, Plan, names};
 use crate::running::Emit;
-use crate::spec::{JoinHow, StepSpec};
+use crate::spec::{JoinHow, SideSpec, StepSpec};
 use crate::window::{Cut, Windows};
 
 pub(crate) fn time(us: i64) -> String {
@@ -63,6 +63,13 @@ fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
     words.join(", ")
 }
 
+/// Outputs beside the main one.
+fn sides(sides: &[SideSpec], margin: &str, line: &mut dyn FnMut(String)) {
+    for side in sides {
+        line(format!("{margin}side {}: {}", side.name, columns(&side.schema)));
+    }
+}
+
 /// Steps without state; those of a body are set in.
 pub(crate) fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(String)) {
     let margin = "  ".repeat(depth);
@@ -70,6 +77,7 @@ pub(crate) fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(Stri
         match step {
             Stateless::Map(map) => {
                 line(format!("{margin}{}: call {}: {}", map.step, map.call, columns(&map.schema)));
+                sides(&map.sides, &format!("{margin}  "), line);
             }
             Stateless::FlatMap(flat) => {
                 let each = if flat.rows { "row" } else { "block" };
@@ -79,6 +87,7 @@ pub(crate) fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(Stri
                     flat.call,
                     columns(&flat.schema)
                 ));
+                sides(&flat.sides, &format!("{margin}  "), line);
             }
             Stateless::Bounded(part) => {
                 line(format!("{margin}{}: {}", part.step, bound(&part.bound)));
@@ -155,10 +164,10 @@ pub(crate) fn operator(plan: &Plan, keyed: &KeyedSpec) -> (String, &'static str)
             ),
             "accumulators per key",
         ),
-        KeyedKind::StatefulMap { call, ends: false } => {
+        KeyedKind::StatefulMap { call, ends: false, .. } => {
             (format!("call {call} ({})", keyed.name), "the function's, in input order")
         }
-        KeyedKind::StatefulMap { call, ends: true } => (
+        KeyedKind::StatefulMap { call, ends: true, .. } => (
             format!("call {call} ({}), and at the end of each epoch", keyed.name),
             "the function's, in input order, with timers",
         ),
@@ -172,7 +181,7 @@ pub(crate) fn operator(plan: &Plan, keyed: &KeyedSpec) -> (String, &'static str)
                 "the function's per key and window",
             )
         }
-        KeyedKind::GroupState { call, late_by } => {
+        KeyedKind::GroupState { call, late_by, .. } => {
             let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));
             (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
         }
@@ -269,6 +278,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
         let called = called.map_or(String::new(), |name| format!(" of {name}"));
         line(format!("  state{called}: {state}; in bins, movable"));
         line(format!("  output: {}", columns(&keyed.output)));
+        sides(keyed.sides(), "  ", &mut line);
     }
     line(format!("output: {}", columns(plan.output_schema())));
     text

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 
-use crate::callback::{Callbacks, EpochEnd, Grouped, States};
+use crate::callback::{Callbacks, EpochEnd, Grouped, SideRows, States};
 use crate::column::{EventTime, codes};
 use crate::error::{OpError, StepName};
 use crate::op::{Bins, KeyedOp, Output, OwnCosts, Sink, check_hashes, conform, send, take_rows};
 use crate::partition::{Partition, bin_of};
+use crate::spec::SideSpec;
 use crate::state::foreign_of;
 use crate::window::{Cut, event_times};
 
@@ -28,24 +29,32 @@ pub(crate) struct Foreign {
     pub(crate) call: usize,
     pub(crate) schema: SchemaRef,
     pub(crate) callbacks: Arc<dyn Callbacks>,
+    pub(crate) sides: Vec<SideSpec>,
     by_bin: Partition,
     /// What calls have spent on single bins.
     spent: Vec<(u32, u64)>,
 }
 
 impl Foreign {
-    pub(crate) fn new(step: StepName, call: usize, schema: SchemaRef, callbacks: Arc<dyn Callbacks>) -> Self {
-        Self { step, call, schema, callbacks, by_bin: Partition::default(), spent: Vec::new() }
+    pub(crate) fn new(
+        step: StepName,
+        call: usize,
+        schema: SchemaRef,
+        callbacks: Arc<dyn Callbacks>,
+        sides: &[SideSpec],
+    ) -> Self {
+        Self { step, call, schema, callbacks, sides: sides.to_vec(), by_bin: Partition::default(), spent: Vec::new() }
     }
 
-    /// Hands `rows` of a block to the call, in one go.
+    /// Hands `rows` of a block to the call, in one go, and what it makes on.
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
         batch: &RecordBatch,
         hashes: &[u64],
         rows: &[u32],
-    ) -> Result<RecordBatch, OpError> {
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
         let bits = bins.bits();
         match bins.is_split() {
             false => self.by_bin.group(rows, 1 << bits, |row| bin_of(hashes[row as usize], bits)),
@@ -61,16 +70,20 @@ impl Foreign {
         let runs = runs.collect::<Result<Vec<_>, _>>()?;
         let states = States::new(bins, &mut self.spent);
         let mut block = Grouped { batch, rows: self.by_bin.rows(), runs: &runs, states };
-        Ok(self.callbacks.apply(self.call, &mut block)?)
+        let mut beside = SideRows::new();
+        let made = self.callbacks.apply(self.call, &mut block, &mut beside)?;
+        self.emit(&[made], &beside, out)
     }
 
     fn own_costs(&mut self) -> OwnCosts {
         OwnCosts { spent: std::mem::take(&mut self.spent), met: Vec::new() }
     }
 
-    fn emit(&self, made: &RecordBatch, out: &mut Sink<'_>) -> Result<(), OpError> {
-        send(conform(&self.step, &self.schema, made)?, Output::Rows, out);
-        Ok(())
+    fn emit(&self, made: &[RecordBatch], beside: &SideRows, out: &mut Sink<'_>) -> Result<(), OpError> {
+        for batch in made {
+            send(conform(&self.step, &self.schema, batch)?, Output::Rows, out);
+        }
+        sides(&self.step, &self.sides, beside, |side, batch| send(batch, |rows| Output::Side(side, rows), out))
     }
 }
 
@@ -91,8 +104,7 @@ impl KeyedOp for StatefulMapOp {
             return Ok(());
         }
         let all: Vec<u32> = (0..batch.num_rows() as u32).collect();
-        let made = self.0.apply(bins, batch, hashes, &all)?;
-        self.0.emit(&made, out)
+        self.0.apply(bins, batch, hashes, &all, out)
     }
 
     fn watermark(&mut self, _: &mut dyn Bins, _: i64, _: &mut Sink<'_>) -> Result<(), OpError> {
@@ -182,8 +194,7 @@ impl KeyedOp for EpochOp {
         if rows.is_empty() {
             return Ok(());
         }
-        let made = self.foreign.apply(bins, batch, hashes, &rows)?;
-        self.foreign.emit(&made, out)
+        self.foreign.apply(bins, batch, hashes, &rows, out)
     }
 
     fn watermark(&mut self, _: &mut dyn Bins, watermark_us: i64, _: &mut Sink<'_>) -> Result<(), OpError> {
@@ -202,9 +213,10 @@ impl KeyedOp for EpochOp {
             clock_ms: std::mem::take(&mut self.clock_ms),
         };
         self.before_us = self.after_us;
+        let mut beside = SideRows::new();
         let Foreign { callbacks, call, spent, .. } = &mut self.foreign;
-        let made = callbacks.end_epoch(*call, &end, &mut States::new(bins, spent))?;
-        made.iter().try_for_each(|batch| self.foreign.emit(batch, out))
+        let made = callbacks.end_epoch(*call, &end, &mut States::new(bins, spent), &mut beside)?;
+        self.foreign.emit(&made, &beside, out)
     }
 
     fn resume(&mut self, watermark_us: i64) {
@@ -225,14 +237,41 @@ pub struct MapCall {
     pub call: usize,
     /// Declared output.
     pub schema: SchemaRef,
+    /// Declared side outputs.
+    pub sides: Vec<SideSpec>,
+}
+
+/// What a call gave beside its rows, under the declared schemas; nothing of no rows.
+///
+/// # Errors
+/// [`OpError::Schema`] when it is of another schema than declared.
+pub(crate) fn sides(
+    step: &StepName,
+    declared: &[SideSpec],
+    made: &SideRows,
+    mut take: impl FnMut(usize, RecordBatch),
+) -> Result<(), OpError> {
+    for (side, batch) in made {
+        if batch.num_rows() > 0 {
+            take(*side, conform(step, &declared[*side].schema, batch)?);
+        }
+    }
+    Ok(())
 }
 
 impl MapCall {
-    /// Calls the function and checks what it returns.
+    /// Calls the function and checks what it returns: rows, and those of its sides.
     ///
     /// # Errors
     /// [`OpError::Call`] of the user's code, [`OpError::Schema`] when it returns another schema than declared.
-    pub fn apply(&self, callbacks: &Arc<dyn Callbacks>, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
-        conform(&self.step, &self.schema, &callbacks.map(self.call, batch)?)
+    pub fn apply(
+        &self,
+        callbacks: &Arc<dyn Callbacks>,
+        batch: &RecordBatch,
+    ) -> Result<(RecordBatch, SideRows), OpError> {
+        let (mut made, mut beside) = (SideRows::new(), SideRows::new());
+        let rows = conform(&self.step, &self.schema, &callbacks.map(self.call, batch, &mut made)?)?;
+        sides(&self.step, &self.sides, &made, |side, batch| beside.push((side, batch)))?;
+        Ok((rows, beside))
     }
 }

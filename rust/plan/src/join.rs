@@ -1048,12 +1048,12 @@ mod tests {
     use super::*;
     use crate::common::ASK_AGAIN;
     use crate::spec::{NodeSpec, PLAN_VERSION, SourceSpec, StepSpec, Validate};
-    use crate::{CallError, Callbacks, ForeignState, KeyedSpec, Plan, PlanSpec, State};
+    use crate::{CallError, Callbacks, ForeignState, KeyedSpec, Plan, PlanSpec, SideRows, State};
 
     struct NoCalls;
 
     impl Callbacks for NoCalls {
-        fn map(&self, call: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {
+        fn map(&self, call: usize, _: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
             unreachable!("no call {call}")
         }
 

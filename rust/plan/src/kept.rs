@@ -333,7 +333,7 @@ impl Kept {
         op.watermark(&mut table, i64::MAX, &mut |output| {
             blocks.extend(match output {
                 Output::Rows(block) => Some(block),
-                Output::Late(_) => None,
+                Output::Late(_) | Output::Side(..) => None,
             });
         })?;
         Ok(blocks)

@@ -20,6 +20,7 @@ use crate::op::{BLOCK_BYTES, KeyedOp, bytes_of};
 use crate::panes::Panes;
 use crate::running::{Emit, RunningOp};
 use crate::session::{SessionOp, Sessions};
+use crate::spec::SideSpec;
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
 use crate::window::{Best, Cut, WindowOp, Windows};
@@ -84,6 +85,8 @@ pub enum KeyedKind {
         call: usize,
         /// Whether it is called at the ends of epochs, too.
         ends: bool,
+        /// Its side outputs.
+        sides: Vec<SideSpec>,
     },
     /// Aggregates by key and window, with user code over blocks that speaks at the ends of epochs.
     Aggregate {
@@ -98,6 +101,8 @@ pub enum KeyedKind {
         call: usize,
         /// Rows at or before the watermark in this column are late.
         late_by: Option<EventTime>,
+        /// Its side outputs.
+        sides: Vec<SideSpec>,
     },
     /// Rank with ties.
     Top(Top),
@@ -229,6 +234,14 @@ impl KeyedSpec {
         )
     }
 
+    /// The outputs of its function beside the main one.
+    pub fn sides(&self) -> &[SideSpec] {
+        match &self.kind {
+            KeyedKind::StatefulMap { sides, .. } | KeyedKind::GroupState { sides, .. } => sides,
+            _ => &[],
+        }
+    }
+
     /// The state of a bin that has seen nothing.
     pub fn new_state(&self, callbacks: &Arc<dyn Callbacks>) -> State {
         let key_types = self.key_types();
@@ -253,7 +266,8 @@ impl KeyedSpec {
     /// # Errors
     /// A column type that Arrow cannot encode; compilation has excluded it.
     pub fn operator(&self, callbacks: &Arc<dyn Callbacks>) -> Result<Box<dyn KeyedOp>, OpError> {
-        let foreign = |call| Foreign::new(self.step.clone(), call, self.output.clone(), callbacks.clone());
+        let foreign =
+            |call| Foreign::new(self.step.clone(), call, self.output.clone(), callbacks.clone(), self.sides());
         let group_by = |aggregates: &[Aggregate], bounds, track| {
             let (step, output) = (self.step.clone(), self.output.clone());
             let (mut keys, mut aggregates) = (self.keys.clone(), aggregates.to_vec());
@@ -276,9 +290,9 @@ impl KeyedSpec {
             KeyedKind::Running { emit, aggregates } => {
                 Box::new(RunningOp::new(group_by(aggregates, None, emit.tracks())?, *emit))
             }
-            KeyedKind::StatefulMap { call, ends: false } => Box::new(StatefulMapOp(foreign(*call))),
-            KeyedKind::StatefulMap { call, ends: true } => Box::new(EpochOp::new(foreign(*call), Late::Never)),
-            KeyedKind::GroupState { call, late_by } => {
+            KeyedKind::StatefulMap { call, ends: false, .. } => Box::new(StatefulMapOp(foreign(*call))),
+            KeyedKind::StatefulMap { call, ends: true, .. } => Box::new(EpochOp::new(foreign(*call), Late::Never)),
+            KeyedKind::GroupState { call, late_by, .. } => {
                 let late = late_by.clone().map_or(Late::Never, Late::Behind);
                 Box::new(EpochOp::new(foreign(*call), late))
             }

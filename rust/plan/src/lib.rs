@@ -5,6 +5,7 @@
 
 mod acc;
 mod agg;
+mod beside;
 mod bytes;
 mod column;
 mod common;
@@ -18,7 +19,6 @@ mod ipc;
 mod join;
 mod kept;
 mod key;
-mod late;
 mod own;
 mod panes;
 mod partition;
@@ -48,8 +48,11 @@ pub mod spec;
 pub mod state;
 
 pub use agg::{Aggregate, Function};
+pub use beside::Beside;
 pub use block::FlowBlock;
-pub use callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, Spoiled, States, Unreadable};
+pub use callback::{
+    CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, SideRows, Spoiled, States, Unreadable,
+};
 pub use chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless};
 pub use column::EventTime;
 pub use content::Content;
@@ -60,13 +63,12 @@ pub use ipc::read_batch;
 pub use join::{Join, Joined};
 pub use kept::{Kept, KeptError};
 pub use keyed::{KeyedKind, KeyedSpec};
-pub use late::LateRows;
 pub use op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, conform};
 pub use own::owned;
 pub use penstock_bins::{Encoding, Extent};
-pub use plan::{Inlet, LateOutput, MOST_SOURCES, Origin, Plan, Source, Stage, WINDOW_END, WINDOW_START};
+pub use plan::{Inlet, LateOutput, MOST_SOURCES, Origin, Plan, SideOutput, Source, Stage, WINDOW_END, WINDOW_START};
 pub use running::Emit;
-pub use spec::{JoinHow, NodeSpec, PlanSpec, StepSpec};
+pub use spec::{JoinHow, NodeSpec, PlanSpec, SideSpec, StepSpec};
 pub use state::State;
 pub use top::Top;
 pub use window::{Best, Cut, Windows};

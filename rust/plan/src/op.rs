@@ -46,6 +46,8 @@ pub enum Output {
     Rows(RecordBatch),
     /// Rows of the stage's routed schema that came after all their windows had fired, or that have no event time.
     Late(RecordBatch),
+    /// Rows of a side output, by its number among those of the step.
+    Side(usize, RecordBatch),
 }
 
 /// Takes an operator's output, block by block.
@@ -242,7 +244,7 @@ mod tests {
         let batch = RecordBatch::try_from_iter([("lists", Arc::new(lists(200, 1 << 20)) as ArrayRef)]).unwrap();
         let mut rows = Vec::new();
         send(batch.clone(), Output::Rows, &mut |output| {
-            let (Output::Rows(part) | Output::Late(part)) = output;
+            let Output::Rows(part) = output else { panic!("rows stay rows") };
             assert!(bytes_of(&part) <= BLOCK_BYTES + (1 << 20));
             rows.push(part.num_rows());
         });

@@ -29,7 +29,9 @@ use crate::error::{PlanError, StepName};
 use crate::join::{Join, Joined};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, Validate, WindowKind};
+use crate::spec::{
+    AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SideSpec, SourceSpec, StepSpec, Validate, WindowKind,
+};
 use crate::top::Top;
 use crate::window::{Best, Cut, Windows};
 use crate::zone::Zone;
@@ -107,6 +109,17 @@ pub struct LateOutput {
     pub schema: SchemaRef,
     /// The keyed steps that find them, by number, and their sides.
     pub of: Vec<(usize, usize)>,
+}
+
+/// An output of a step's function beside the main one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SideOutput {
+    /// What users call it.
+    pub name: String,
+    /// Columns.
+    pub schema: SchemaRef,
+    /// The step.
+    pub step: StepName,
 }
 
 /// Columns of the late rows of a step, by side; none where no row is late.
@@ -231,6 +244,7 @@ impl Plan {
         if let Some(again) = sources.iter().find(|source| !names.insert(&source.name)) {
             return Err(PlanError::DuplicateSource { name: again.name.clone() });
         }
+        name_sides(&spec)?;
         let (mut stages, output, event_time) = Compiler::new(&spec, &sources)?.compile(&spec)?;
         name_operators(&spec, &mut stages)?;
         tell_best(&mut stages, output);
@@ -334,6 +348,17 @@ impl Plan {
                 outputs[at].name.push('\'');
             }
         }
+        outputs
+    }
+
+    /// The outputs of functions beside the main one, in the order of the steps.
+    pub fn side_outputs(&self) -> Vec<SideOutput> {
+        let mut outputs = Vec::new();
+        each_side(&self.spec, &mut |step, side| {
+            outputs.push(SideOutput { name: side.name.clone(), schema: side.schema.clone(), step: step.clone() });
+            Ok(())
+        })
+        .expect("nothing is refused");
         outputs
     }
 
@@ -783,12 +808,16 @@ impl Compiler {
             }
             StepSpec::Agg { emit, aggs, .. } => self.agg(step, *emit, aggs),
             StepSpec::Distinct { columns, .. } => self.distinct(step, columns),
-            StepSpec::StatefulMap { call, columns, schema, name, ends, .. } => {
+            StepSpec::StatefulMap { call, columns, schema, name, ends, sides, .. } => {
                 let name = if name.is_empty() { "stateful_map" } else { name };
-                self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call, ends: *ends })
+                self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap {
+                    call: *call,
+                    ends: *ends,
+                    sides: sides.clone(),
+                })
             }
             StepSpec::Aggregate { call, emit, schema, name, .. } => self.aggregate(step, *call, *emit, schema, name),
-            StepSpec::GroupState { call, columns, schema, name, event_time, .. } => {
+            StepSpec::GroupState { call, columns, schema, name, event_time, sides, .. } => {
                 if *event_time && self.point.event_time.is_none() {
                     return Err(PlanError::NoEventTime { step });
                 }
@@ -796,6 +825,7 @@ impl Compiler {
                 self.foreign(step, columns, schema, name, |point| KeyedKind::GroupState {
                     call: *call,
                     late_by: point.event_time.clone().filter(|_| *event_time),
+                    sides: sides.clone(),
                 })
             }
             StepSpec::Top { n, by, descending, per, .. } => self.top(step, *n, by, *descending, per),
@@ -1254,6 +1284,41 @@ fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError
         }
     }
     Ok(())
+}
+
+/// The side outputs of all steps, those of bodies included.
+fn each_side(
+    spec: &PlanSpec,
+    take: &mut dyn FnMut(&StepName, &SideSpec) -> Result<(), PlanError>,
+) -> Result<(), PlanError> {
+    fn of(
+        step: &StepName,
+        spec: &StepSpec,
+        take: &mut dyn FnMut(&StepName, &SideSpec) -> Result<(), PlanError>,
+    ) -> Result<(), PlanError> {
+        spec.sides().iter().try_for_each(|side| take(step, side))?;
+        (0..).zip(spec.body()).try_for_each(|(at, inner)| of(&step.inside(at, inner.op()), inner, take))
+    }
+    (0..).zip(&spec.steps).try_for_each(|(at, node)| of(&StepName::new(at, node.step.op()), &node.step, take))
+}
+
+/// Refuses side outputs without a name of their own, or without columns.
+fn name_sides(spec: &PlanSpec) -> Result<(), PlanError> {
+    let mut taken: HashMap<String, StepName> = HashMap::new();
+    each_side(spec, &mut |step, side| {
+        let refused = |reason| Err(PlanError::SideOutput { step: step.clone(), name: side.name.clone(), reason });
+        if let Some(reason) = wrong_name(&side.name) {
+            return refused(reason);
+        }
+        if side.schema.fields().is_empty() {
+            return refused("has no columns".to_owned());
+        }
+        unique(step, &side.schema)?;
+        match taken.insert(side.name.clone(), step.clone()) {
+            Some(other) => refused(format!("is that of {other} already: give each of them a name of its own")),
+            None => Ok(()),
+        }
+    })
 }
 
 /// What is wrong with the name that a user gives to the operator of a step. One that a step has without a name is right: so steps that get

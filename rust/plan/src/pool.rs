@@ -596,13 +596,13 @@ mod tests {
     use crate::op::KeyedOp;
     use crate::spec::{AggSpec, Nulls, SourceSpec};
     use crate::{
-        CallError, Callbacks, Emit, ForeignState, KeyedSpec, OpError, Output, Plan, PlanSpec, State, StepSpec,
+        CallError, Callbacks, Emit, ForeignState, KeyedSpec, OpError, Output, Plan, PlanSpec, SideRows, State, StepSpec,
     };
 
     struct NoCalls;
 
     impl Callbacks for NoCalls {
-        fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
             Ok(batch.clone())
         }
 

@@ -71,6 +71,17 @@ pub struct SourceSpec {
     pub idle_after_ms: Option<i64>,
 }
 
+/// An output of a step's function beside the main one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SideSpec {
+    /// What users call it; no other one of the plan has that name.
+    pub name: String,
+    /// Declared columns.
+    #[serde(with = "schema_text")]
+    pub schema: SchemaRef,
+}
+
 /// One step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
@@ -82,6 +93,9 @@ pub enum StepSpec {
         /// Declared output.
         #[serde(with = "schema_text")]
         schema: SchemaRef,
+        /// Outputs of its function beside the main one.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sides: Vec<SideSpec>,
     },
     /// Expands inputs by user code, lazily.
     FlatMap {
@@ -93,6 +107,9 @@ pub enum StepSpec {
         /// Whether an input is a row; else it is a block.
         #[serde(default)]
         rows: bool,
+        /// Outputs of its function beside the main one.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sides: Vec<SideSpec>,
     },
     /// Holds so much of its body's rows at a time.
     Bounded {
@@ -173,6 +190,9 @@ pub enum StepSpec {
         /// What the user calls the operator.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator: Option<String>,
+        /// Outputs of its function beside the main one.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sides: Vec<SideSpec>,
     },
     /// Applies user code to the groups of each epoch, with state and a timeout per key.
     GroupState {
@@ -193,6 +213,9 @@ pub enum StepSpec {
         /// Whether timeouts are in event time; then rows at or before the watermark are late.
         #[serde(default)]
         event_time: bool,
+        /// Outputs of its function beside the main one.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sides: Vec<SideSpec>,
     },
     /// Aggregates by key and window, with user code over blocks.
     Aggregate {
@@ -268,6 +291,25 @@ pub enum StepSpec {
 }
 
 impl StepSpec {
+    /// The outputs of its function beside the main one.
+    pub fn sides(&self) -> &[SideSpec] {
+        match self {
+            Self::MapBatches { sides, .. }
+            | Self::FlatMap { sides, .. }
+            | Self::StatefulMap { sides, .. }
+            | Self::GroupState { sides, .. } => sides,
+            _ => &[],
+        }
+    }
+
+    /// The steps in it.
+    pub fn body(&self) -> &[StepSpec] {
+        match self {
+            Self::Bounded { body, .. } | Self::Iterate { body, .. } => body,
+            _ => &[],
+        }
+    }
+
     /// The step's `op` word.
     pub fn op(&self) -> &'static str {
         match self {

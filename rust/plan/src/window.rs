@@ -624,12 +624,12 @@ mod tests {
     use crate::common::ASK_AGAIN;
     use crate::hash::unhash_int;
     use crate::spec::{AggSpec, Nulls, Per, SourceSpec, StepSpec, WindowKind};
-    use crate::{CallError, Callbacks, ForeignState, KeyedKind, KeyedSpec, Plan, PlanSpec, State};
+    use crate::{CallError, Callbacks, ForeignState, KeyedKind, KeyedSpec, Plan, PlanSpec, SideRows, State};
 
     struct NoCalls;
 
     impl Callbacks for NoCalls {
-        fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
             Ok(batch.clone())
         }
 

@@ -21,7 +21,8 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{
-    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, StateFault, States, Unreadable,
+    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, SideRows, StateFault, States,
+    Unreadable,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -47,6 +48,8 @@ struct Call {
     stateful: Option<Stateful>,
     /// The key columns of a call with state.
     keys: Option<SchemaRef>,
+    /// Names and columns of its side outputs.
+    sides: Vec<(String, SchemaRef)>,
 }
 
 /// What a call with state takes.
@@ -82,6 +85,7 @@ impl PyCalls {
                 let object = bind.call1((entry?.cast_into::<PyDict>()?, &flag))?;
                 let schema = object.getattr("schema")?;
                 let keys = object.getattr_opt("key_types")?.map(|types| key_schema(&types)).transpose()?;
+                let sides = object.getattr_opt("sides")?.map(|sides| sides_of(&sides)).transpose()?;
                 let stateful = match object.getattr("kind")?.extract::<String>()?.as_str() {
                     "stateful" => Some(Stateful::Rows {
                         keys: object.getattr("keys")?.extract()?,
@@ -95,6 +99,7 @@ impl PyCalls {
                     schema: if schema.is_none() { None } else { Some(import_schema(&schema)?) },
                     stateful,
                     keys,
+                    sides: sides.unwrap_or_default(),
                     object: object.unbind(),
                 }))
             })
@@ -124,11 +129,11 @@ impl PyCalls {
 }
 
 impl Callbacks for PyCalls {
-    fn map(&self, call: usize, batch: &Batch) -> Result<Batch, CallError> {
+    fn map(&self, call: usize, batch: &Batch, sides: &mut SideRows) -> Result<Batch, CallError> {
         let call = self.call(call)?;
         attached(&call.step, |py| {
             let object = call.object.bind(py);
-            let result = object.call1((RecordBatch::new(batch.clone()),))?;
+            let result = call.parted(object.call1((RecordBatch::new(batch.clone()),))?, sides)?;
             let made = import_batch(&result)?;
             match &call.schema {
                 Some(schema) => declared(&made, schema)
@@ -153,7 +158,7 @@ impl Callbacks for PyCalls {
         Box::new(PyState(made.map(Arc::new)))
     }
 
-    fn apply(&self, call: usize, block: &mut Grouped<'_>) -> Result<Batch, CallError> {
+    fn apply(&self, call: usize, block: &mut Grouped<'_>, sides: &mut SideRows) -> Result<Batch, CallError> {
         let call = self.call(call)?;
         let (Some(stateful), Some(schema)) = (&call.stateful, &call.schema) else {
             return Err(CallError::new(&call.step, "the plan uses this call as a step with state, but it is a map"));
@@ -197,7 +202,7 @@ impl Callbacks for PyCalls {
                     let columns = PyList::new(py, columns.iter().map(list))?;
                     let arguments = (objects(py, &bins)?, counts.as_slice(), keys, columns);
                     let out = call.object.bind(py).call_method1(pyo3::intern!(py, "apply"), arguments)?;
-                    rows_out(call.object.bind(py), &out, schema)
+                    rows_out(call.object.bind(py), &call.parted(out, sides)?, schema)
                 })
             }
             Stateful::Blocks => {
@@ -222,7 +227,13 @@ impl Callbacks for PyCalls {
         Ok(made)
     }
 
-    fn end_epoch(&self, call: usize, end: &EpochEnd, states: &mut States<'_>) -> Result<Vec<Batch>, CallError> {
+    fn end_epoch(
+        &self,
+        call: usize,
+        end: &EpochEnd,
+        states: &mut States<'_>,
+        sides: &mut SideRows,
+    ) -> Result<Vec<Batch>, CallError> {
         let call = self.call(call)?;
         let schema = call.schema.as_ref().ok_or_else(|| CallError::new(&call.step, "the call declares no schema"))?;
         let held = states.held();
@@ -230,7 +241,7 @@ impl Callbacks for PyCalls {
         self.attached(&call.step, |py| {
             let object = call.object.bind(py);
             let arguments = (objects(py, &bins)?, end.before_us, end.after_us, end.clock_ms);
-            let made = object.call_method1(pyo3::intern!(py, "end_epoch"), arguments)?;
+            let made = call.parted(object.call_method1(pyo3::intern!(py, "end_epoch"), arguments)?, sides)?;
             let batches = match &call.stateful {
                 Some(Stateful::Rows { .. }) => vec![rows_out(object, &made, schema)?],
                 _ => {
@@ -252,6 +263,47 @@ impl Callbacks for PyCalls {
 
     fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Names and columns of side outputs: pairs in Python.
+fn sides_of(sides: &Bound<'_, PyAny>) -> PyResult<Vec<(String, SchemaRef)>> {
+    let pairs = sides.try_iter()?.map(|pair| {
+        let (name, schema): (String, Bound<'_, PyAny>) = pair?.extract()?;
+        Ok((name, import_schema(&schema)?))
+    });
+    pairs.collect()
+}
+
+impl Call {
+    /// What a call has made: of one with side outputs with what goes there, which is taken off.
+    fn parted<'py>(&self, made: Bound<'py, PyAny>, sides: &mut SideRows) -> PyResult<Bound<'py, PyAny>> {
+        if self.sides.is_empty() {
+            return Ok(made);
+        }
+        let (rows, beside): (Bound<'py, PyAny>, Bound<'py, PyList>) = made.extract()?;
+        self.take_sides(&beside, sides)?;
+        Ok(rows)
+    }
+
+    /// Pairs of the number of a side and what goes there: a list of tuples, or a batch.
+    fn take_sides(&self, beside: &Bound<'_, PyList>, sides: &mut SideRows) -> PyResult<()> {
+        for pair in beside {
+            let (number, made): (usize, Bound<'_, PyAny>) = pair.extract()?;
+            let (name, schema) = &self.sides[number];
+            let misfit =
+                |reason: String| refused(self.object.bind(beside.py()), &format!("side output {name:?}: {reason}"));
+            let batch = match made.cast::<PyList>() {
+                Ok(rows) => convert::from_rows(rows, schema).map_err(|found| match found {
+                    Misfit::Other(error) => error,
+                    found => misfit(found.reason()),
+                })?,
+                Err(_) => declared(&import_batch(&made)?, schema)
+                    .map_err(|reason| misfit(format!("what the function gave does not fit: {reason}")))?,
+            };
+            sides.push((number, batch));
+        }
+        Ok(())
     }
 }
 

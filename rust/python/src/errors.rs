@@ -182,7 +182,7 @@ pub(crate) fn from_plan(error: &PlanError) -> PyErr {
         | PlanError::LoopColumns { .. }
         | PlanError::UnionColumns { .. }
         | PlanError::JoinTypes { .. } => Kind::Schema,
-        PlanError::Bounds { .. } => Kind::Config,
+        PlanError::Bounds { .. } | PlanError::SideOutput { .. } => Kind::Config,
         _ => Kind::Plan,
     };
     raise(kind, &error.to_string())

@@ -149,9 +149,9 @@ impl Drain {
         let (keys, limits) = (self::keys(key)?, limits(silence)?);
         let which = match which {
             "rows" => Which::Rows,
-            "late" => Which::Late,
+            "beside" => Which::Beside,
             _ => {
-                let message = format!("which must be \"rows\" or \"late\", not {which:?}");
+                let message = format!("which must be \"rows\" or \"beside\", not {which:?}");
                 return Err(errors::raise(Kind::Value, &message));
             }
         };

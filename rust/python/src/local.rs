@@ -19,8 +19,8 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bound
 use penstock_bins::{Command, Range, Strategy, number_of, range_of};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
-    Cadence, Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepLoads,
-    StepReport, Watermarks,
+    Cadence, Counts, Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows,
+    StepLoads, StepReport, Watermarks,
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
@@ -73,6 +73,8 @@ struct Books {
     open: BTreeMap<u64, Epoch>,
     /// Complete, or told before it is, and not taken.
     ready: VecDeque<Ready>,
+    /// Rows that went beside the output, of epochs that are done at all workers or some.
+    counts: Counts,
     /// The last epoch was released.
     finished: bool,
     /// Failures told so far; each worker tells at most one.
@@ -106,26 +108,29 @@ struct Report {
 impl Books {
     fn apply(&mut self, event: Event, workers: usize) {
         match event {
-            Event::EpochDone { epoch, worker, outputs, late, .. } => {
+            Event::EpochDone { epoch, worker, outputs, beside, counts, .. } => {
+                self.counts.late += counts.late;
+                self.counts.sides.iter_mut().zip(counts.sides).for_each(|(all, rows)| *all += rows);
                 if let Some(open) = self.open.get_mut(&epoch) {
                     let here = |rows: Vec<Rows>| rows.into_iter().map(Rows::into_here).collect::<Vec<_>>();
-                    open.done.insert(worker, (here(outputs), here(late)));
+                    open.done.insert(worker, (here(outputs), here(beside)));
                 }
                 // Epochs complete in order on each worker, so the first open one completes first.
                 while let Some(entry) = self.open.first_entry() {
                     if entry.get().done.len() < workers {
                         break;
                     }
-                    let (rows, late): (Vec<_>, Vec<_>) = entry.remove().done.into_values().unzip();
-                    let kinds = [("rows", rows), ("late", late)];
+                    let (rows, beside): (Vec<_>, Vec<_>) = entry.remove().done.into_values().unzip();
+                    let kinds = [("rows", rows), ("beside", beside)];
                     for (kind, batches) in kinds {
                         let full = batches.into_iter().flatten().filter(|batch| batch.num_rows() > 0);
                         self.ready.extend(full.map(|batch| Ready { kind, batch, told: None }));
                     }
                 }
             }
-            Event::Rows { worker, rows, bytes, .. } => {
-                self.ready.push_back(Ready { kind: "rows", batch: rows, told: Some((worker, bytes)) });
+            Event::Rows { worker, rows, beside, bytes, .. } => {
+                let kind = if beside { "beside" } else { "rows" };
+                self.ready.push_back(Ready { kind, batch: rows, told: Some((worker, bytes)) });
             }
             Event::MigrationDone { handle, moved, bytes, steps } => {
                 self.migrations.insert(handle, Some(Ok(Report { moved, bytes, steps })));
@@ -254,7 +259,7 @@ fn over<T>(outcome: Option<T>) -> Result<Option<T>, Problem> {
 #[pymethods]
 impl LocalRun {
     #[new]
-    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4, whole=false, seats=None))]
+    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4, whole=false, seats=None, wanted=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -266,6 +271,7 @@ impl LocalRun {
         ahead: usize,
         whole: bool,
         seats: Option<&DataflowSeats>,
+        wanted: Option<Vec<usize>>,
     ) -> PyResult<Self> {
         if !(1..=MAX_WORKERS).contains(&workers) {
             return Err(errors::raise(Kind::Config, &format!("workers must be in 1..={MAX_WORKERS}, got {workers}")));
@@ -299,6 +305,7 @@ impl LocalRun {
         let mut config = GroupConfig::founding(plan.clone(), callbacks, bits, workers as u32);
         config.journal = journal;
         config.gather = gathers;
+        config.wanted = wanted;
         // What an epoch expands to may be more than memory holds: it is handed out as it comes.
         config.eager = plan.is_metered();
         let (sender, events) = unbounded();
@@ -312,6 +319,7 @@ impl LocalRun {
             clock_ms: i64::MIN,
             open: BTreeMap::new(),
             ready: VecDeque::new(),
+            counts: Counts { late: 0, sides: vec![0; plan.side_outputs().len()] },
             finished: false,
             failures: Vec::new(),
             next_migration: 0,
@@ -354,7 +362,7 @@ impl LocalRun {
         self.release(py, None, clock_ms)
     }
 
-    /// The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over, nothing more can come or somebody
+    /// The next output as ``("rows" | "beside", batch)``; None when `timeout` (seconds) is over, nothing more can come or somebody
     /// nudged.
     #[pyo3(signature = (timeout=None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(&'static str, RecordBatch)>> {
@@ -372,6 +380,13 @@ impl LocalRun {
         };
         let taken = enter(py, limit, |wait| inner.step(wait, &mut ready))?.flatten();
         Ok(taken.map(|(kind, batch)| (kind, RecordBatch::new(batch))))
+    }
+
+    /// Rows of each side output in epochs that are done, whether or not they are kept.
+    #[getter]
+    fn side_rows(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let inner = self.inner(py)?;
+        Ok(py.detach(|| inner.with(|books| books.counts.sides.clone()))?)
     }
 
     /// Ends the wait of a `take`, or of the next one.

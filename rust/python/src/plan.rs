@@ -9,7 +9,7 @@ use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::host::{Begin, End, Piece};
-use penstock_plan::{KeyedKind, KeyedSpec, LateRows, Plan};
+use penstock_plan::{Beside, KeyedKind, KeyedSpec, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -31,7 +31,7 @@ pub(crate) fn piece_of(plan: &Plan, number: usize) -> PyResult<Piece> {
     })
 }
 
-/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "late_outputs", "late_schema", "operators", "explain", "dot"}``.
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "late_outputs", "side_outputs", "beside_schema", "operators", "explain", "dot"}``.
 #[pyfunction]
 pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
     let plan = compile(plan)?;
@@ -42,7 +42,9 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     facts.set_item("pieces", pieces(py, &plan)?)?;
     let late = plan.late_outputs().into_iter().map(|output| (output.name, Schema::new(output.schema)));
     facts.set_item("late_outputs", late.collect::<Vec<_>>())?;
-    facts.set_item("late_schema", Schema::new(LateRows::of(&plan).schema().clone()))?;
+    let sides = plan.side_outputs().into_iter().map(|output| (output.name, Schema::new(output.schema)));
+    facts.set_item("side_outputs", sides.collect::<Vec<_>>())?;
+    facts.set_item("beside_schema", Schema::new(Beside::of(&plan).schema().clone()))?;
     facts.set_item("operators", operators(py, &plan)?)?;
     facts.set_item("explain", plan.explain())?;
     facts.set_item("dot", plan.dot())?;

@@ -65,6 +65,7 @@ class BatchFunction:
         program: Program,
         sink: Sink,
         late: Sink | Mapping[str, Sink] | None,
+        sides: Mapping[str, Sink] | None,
         name: str | None,
         checkpoint: Storage | str | None,
     ) -> None:
@@ -73,6 +74,7 @@ class BatchFunction:
         self._program = program
         self._sink = sink
         self._late = late
+        self._sides = sides
         self._name = name
         self._direct = f"direct-{os.urandom(8).hex()}"
         self._lock = threading.Lock()
@@ -126,7 +128,7 @@ class BatchFunction:
         try:
             with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
                 follows = self._returned == (run, batch_id - 1)
-                query.batch(df, batch_id, self._program, self._sink, self._late, check, run, follows)
+                query.batch(df, batch_id, self._program, self._sink, self._late, self._sides, check, run, follows)
             self._returned = run, batch_id
             return
         except Abandoned:

@@ -56,8 +56,8 @@ class DrainTask:
         Name of the query at the members.
     epoch : int
         Which epoch.
-    which : {"rows", "late"}
-        Results, or rows that came too late.
+    which : {"rows", "beside"}
+        Results, or late rows and those of side outputs.
     pieces : tuple of Piece
         By number of the DataFrame's partition.
     schema : pyarrow.Schema
@@ -70,7 +70,7 @@ class DrainTask:
 
     query: str
     epoch: int
-    which: Literal["rows", "late"]
+    which: Literal["rows", "beside"]
     pieces: tuple[Piece, ...]
     schema: pa.Schema
     key: Key
@@ -119,7 +119,7 @@ def outputs(
     session: SparkSession,
     query: str,
     epoch: int,
-    which: Literal["rows", "late"],
+    which: Literal["rows", "beside"],
     pieces: Iterable[Piece],
     schema: pa.Schema,
     secret: Secret,

@@ -138,6 +138,7 @@ _OF_QUERIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *(("penstock_migrations_total", (outcome,)) for outcome in ("done", "failed")),
     ("penstock_rows_total", ()),
     ("penstock_late_rows_total", ()),
+    ("penstock_side_rows_total", ()),
     ("penstock_generations_total", ()),
     ("penstock_claims_total", ()),
     ("penstock_manifests_total", ()),
@@ -204,13 +205,16 @@ class Journal:
             self.counters.add(counter, name, *labels, value=0.0)
 
     def batch_committed(
-        self, query: str, batch: int, rows: int, late_rows: int, seconds: float, phases: Mapping[str, float]
+        self, query: str, batch: int, rows: int, beside: tuple[int, int], seconds: float, phases: Mapping[str, float]
     ) -> None:
-        """A batch returns to Spark: so many rows, seconds from call to return, and seconds by phase."""
+        """A batch returns to Spark: rows, beside them late ones and those of side outputs, seconds from call to return,
+        and seconds by phase.
+        """
         counters, name = self.counters, self._name_of(query) or query
         counters.add("penstock_batches_total", name, "committed")
         counters.add("penstock_rows_total", name, value=rows)
-        counters.add("penstock_late_rows_total", name, value=late_rows)
+        counters.add("penstock_late_rows_total", name, value=beside[0])
+        counters.add("penstock_side_rows_total", name, value=beside[1])
         counters.observe("penstock_batch_seconds", name, value=seconds)
         for phase, taken in phases.items():
             counters.add("penstock_batch_phase_seconds_total", name, phase, value=max(0.0, taken))

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._beside import Kinds, require
 from penstock._flow.graph import sources_of
 from penstock._flow.text import encode
-from penstock._late import kinds, require
 from penstock._schema import spark_types
 from penstock.errors import PlanError
 from penstock.spark._tasks import functions
@@ -63,15 +63,15 @@ class Program:
         Whether results depend on the order of the input.
     output : pyarrow.Schema
         Columns of the results.
-    late : pyarrow.Schema
-        Columns of rows that come too late.
+    beside : pyarrow.Schema
+        Columns of late rows and of side outputs: of several kinds each is a struct column.
     lateness_us : tuple of int or None
         How far the watermark of each source stays behind, microseconds; None for one without event time.
     idle_after_ms : tuple of int or None
         For each source how long it may have no rows before the watermark goes on without it, milliseconds; empty where
         all are waited for.
-    lates : tuple of str
-        The kinds of late rows: of several each is a struct column of `late`.
+    kinds : Kinds
+        The kinds of late rows, and then those of side outputs, in the order of the columns of `beside`.
     """
 
     flow: Flow
@@ -84,17 +84,18 @@ class Program:
     operators: tuple[Mapping[str, Any], ...]
     ordered: bool
     output: pa.Schema
-    late: pa.Schema
+    beside: pa.Schema
     lateness_us: tuple[int | None, ...]
     idle_after_ms: tuple[int | None, ...] = ()
-    lates: tuple[str, ...] = ()
+    kinds: Kinds = field(default_factory=lambda: Kinds({}, {}))
 
     @classmethod
-    def of(cls, flow: Flow, late: Any = None) -> Program:
+    def of(cls, flow: Flow, late: Any = None, sides: Any = None) -> Program:
         """Compile a flow; raises what `Flow.output_schema` raises, and SchemaError where Spark lacks a type.
 
         `late` takes late rows: a function, all of them, which then must be alike: a PlanError where they are not; or a
-        dict of functions by kind: a ConfigError where it names none.
+        dict of functions by kind: a ConfigError where it names none. `sides` takes rows of side outputs: a dict of
+        functions by name, likewise.
         """
         from penstock import _native
 
@@ -105,10 +106,12 @@ class Program:
         spark_types(output)
         for schema in flow.sources.values():
             spark_types(schema)
-        lates = kinds(facts)
-        require(late, list(lates), "(DataFrame, batch id)")
-        if callable(late) and len({tuple(zip(one.names, one.types, strict=True)) for one in lates.values()}) > 1:
-            told = "; ".join(f"{name}: {', '.join(one.names)}" for name, one in lates.items())
+        kinds = Kinds.of(facts)
+        require(late, sides, kinds, "(DataFrame, batch id)")
+        for columns in kinds.sides.values():
+            spark_types(columns)
+        if callable(late) and len({tuple(zip(one.names, one.types, strict=True)) for one in kinds.late.values()}) > 1:
+            told = "; ".join(f"{name}: {', '.join(one.names)}" for name, one in kinds.late.items())
             raise PlanError(
                 f"late rows of this flow have different columns ({told}), and a function takes rows of one kind: give"
                 " late= a dict with a function for each, or leave it out, and they are counted"
@@ -126,11 +129,11 @@ class Program:
             tuple(_operator(told, calls) for told in facts["operators"]),
             bool(facts["needs_order"]),
             output,
-            pa.schema(facts["late_schema"]),
+            pa.schema(facts["beside_schema"]),
             tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
             # One source alone is never gone on without.
             tuple(source.idle_after_ms for source in sources_of(flow)) if len(flow.sources) > 1 else (),
-            tuple(lates),
+            kinds,
         )
 
     def same_functions(self, other: Program) -> bool:
@@ -150,10 +153,10 @@ class Program:
             return f"its sources are {now}, in this order, those of the flow before were {before}"
         for name, schema in self.flow.sources.items():
             was = other.flow.sources[name]
-            for field in schema:
-                if field.name in was.names and was.field(field.name).type != field.type:
-                    before = was.field(field.name).type
-                    return f"column {field.name!r} of source {name!r} is {field.type}, and was {before}"
+            for one in schema:
+                if one.name in was.names and was.field(one.name).type != one.type:
+                    before = was.field(one.name).type
+                    return f"column {one.name!r} of source {name!r} is {one.type}, and was {before}"
         mine, theirs = _steps(self.whole), _steps(other.whole)
         if mine != theirs:
             pairs = zip(mine[1:], theirs[1:], strict=False)

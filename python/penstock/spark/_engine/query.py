@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock._beside import Kinds, require
 from penstock._migration import Cut, Wish, moves_to
 from penstock._parts import Bins, Parts, names_parts, parse_depth
 from penstock._storage import Storage
@@ -65,6 +66,8 @@ _MOST_WORKERS = 1 << 31
 Check = Callable[[], None]
 #: Takes late rows: all of them, or those of the kinds that it names.
 Late = Callable[["DataFrame", int], Any] | Mapping[str, Callable[["DataFrame", int], Any]]
+#: Takes rows of side outputs, by their names.
+Sides = Mapping[str, Callable[["DataFrame", int], Any]]
 
 
 class Abandoned(PenstockError):
@@ -129,6 +132,7 @@ class _Measured:
     served: float = 0.0
     files_s: float = 0.0
     late_rows: int = 0
+    side_rows: int = 0
 
 
 class Query:
@@ -168,7 +172,7 @@ class Query:
         self._shortcut = feeds.Shortcut()
         #: What the final epoch gave.
         #: What its final epoch gave, of one that ran here.
-        self._rest: tuple[int, tuple[drains.Piece, ...]] | None = None
+        self._rest: tuple[int, tuple[drains.Piece, ...], tuple[drains.Piece, ...]] | None = None
         self._dropped: Mapping[str, Any] | None = None
         self._over = False
 
@@ -256,6 +260,7 @@ class Query:
         program: Program,
         sink: Callable[[DataFrame, int], Any],
         late: Late | None,
+        sides: Sides | None,
         check: Check,
         run: object = None,
         follows: bool = False,
@@ -277,7 +282,7 @@ class Query:
                 return self._feed(df, facts, measured)
 
             def serve(facts: Mapping[str, Any]) -> Event:
-                return self._serve(df.sparkSession, facts, sink, late, measured)
+                return self._serve(df.sparkSession, facts, sink, (late, sides), measured)
 
             asked = {
                 "query": self.id,
@@ -298,7 +303,8 @@ class Query:
                     "serve": measured.serve_s,
                     "commit": max(0.0, seconds - measured.feed_s - measured.run_s - measured.serve_s),
                 }
-                journal.batch_committed(self.id, batch_id, measured.rows, measured.late_rows, seconds, phases)
+                beside = measured.late_rows, measured.side_rows
+                journal.batch_committed(self.id, batch_id, measured.rows, beside, seconds, phases)
             except BaseException as error:
                 stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
                 journal.batch_failed(self.id, batch_id, time.monotonic() - clock, error, stopped)
@@ -322,12 +328,15 @@ class Query:
                         )
                     )
 
-    def finish(self, session: SparkSession, check: Check) -> DataFrame:
-        """Run the final epoch, with the watermark at infinity, and return what it gives."""
+    def finish(self, session: SparkSession, check: Check, sides: Sides | None = None) -> DataFrame:
+        """Run the final epoch, with the watermark at infinity, and return what it gives beside what `sides` take."""
+        require(None, sides, self.program.kinds, "(DataFrame, batch id)")
         with self._taking_turn(check):
 
             def keep(facts: Mapping[str, Any]) -> Event:
-                self._rest = (facts["epoch"], self._pieces(facts["pieces"], "rows"))
+                pieces = facts["pieces"]
+                beside = self._pieces(pieces, "late_rows", "side_rows")
+                self._rest = (facts["epoch"], self._pieces(pieces, "rows"), beside)
                 return _ended("Sunk", facts)
 
             committed = None if self.storage is None else self._stream.committed()
@@ -340,7 +349,10 @@ class Query:
                     query=self.id,
                 )
             # Of one that has had no batch nothing comes.
-            return self._frame(session, *(self._rest or (0, ())), "rows")
+            epoch, rows, beside = self._rest or (0, (), ())
+            if sides:
+                _hand_on(None, sides, self._frame(session, epoch, beside, "beside"), self.program.kinds, epoch)
+            return self._frame(session, epoch, rows, "rows")
 
     def state(self, operator: str | None) -> pa.Table:
         """Keys and values of an operator at the last batch that Spark has committed."""
@@ -539,7 +551,7 @@ class Query:
             "durable": self.storage is not None,
             "functions": self._functions,
             "columns": _columns(program.read),
-            "output": _columns({"rows": program.output, "late": program.late}),
+            "output": _columns({"rows": program.output, "late": program.beside}),
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
 
@@ -652,7 +664,7 @@ class Query:
         session: SparkSession,
         facts: Mapping[str, Any],
         sink: Callable[[DataFrame, int], Any],
-        late: Late | None,
+        beside: tuple[Late | None, Sides | None],
         measured: _Measured,
     ) -> Event:
         """Hand the results of an epoch on."""
@@ -663,52 +675,58 @@ class Query:
         try:
             with ending_at_loss(session, self._hub, read):
                 sink(self._frame(session, epoch, results, "rows"), epoch)
+            late, sides = beside
             late_rows = measured.late_rows = sum(piece["late_rows"] for piece in pieces)
-            if late is not None:
-                frame = self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late")
-                _hand_on(late, frame, self.program.lates, epoch)
-            elif late_rows:
+            measured.side_rows = sum(piece["side_rows"] for piece in pieces)
+            if late is not None or sides:
+                frame = self._frame(session, epoch, self._pieces(pieces, "late_rows", "side_rows"), "beside")
+                _hand_on(late, sides or {}, frame, self.program.kinds, epoch)
+            if late is None and late_rows:
                 log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
         finally:
             measured.served = measured.worked = time.monotonic()
             measured.serve_s += measured.served - clock
         return _ended("Sunk", facts)
 
-    def _pieces(self, pieces: Sequence[Mapping[str, Any]], which: str) -> tuple[drains.Piece, ...]:
+    def _pieces(self, pieces: Sequence[Mapping[str, Any]], *which: str) -> tuple[drains.Piece, ...]:
+        counted = ((piece, sum(piece[rows] for rows in which)) for piece in pieces)
         return tuple(
-            drains.Piece(piece["member"], self._hub.known(piece["member"]).address, piece["number"], piece[which])
-            for piece in pieces
-            if piece[which]
+            drains.Piece(piece["member"], self._hub.known(piece["member"]).address, piece["number"], rows)
+            for piece, rows in counted
+            if rows
         )
 
     def _frame(
-        self, session: SparkSession, epoch: int, pieces: tuple[drains.Piece, ...], which: Literal["rows", "late"]
+        self, session: SparkSession, epoch: int, pieces: tuple[drains.Piece, ...], which: Literal["rows", "beside"]
     ) -> DataFrame:
-        schema = self.program.output if which == "rows" else self.program.late
+        schema = self.program.output if which == "rows" else self.program.beside
         secret, silence = self._setup.secret, self._setup.silence
         return drains.outputs(session, self.id, epoch, which, pieces, schema, secret, silence)
 
 
-def _hand_on(late: Late, df: DataFrame, names: Sequence[str], epoch: int) -> None:
-    """Give late rows to who takes those of their kind; of several kinds each is a struct column."""
-    if len(names) < 2:
-        sink = next(iter(late.values()), None) if isinstance(late, Mapping) else late
-        if sink is not None:
-            sink(df, epoch)
-        return
+def _hand_on(late: Late | None, sides: Sides, df: DataFrame, kinds: Kinds, epoch: int) -> None:
+    """Give rows beside the results to who takes those of their kind; of several kinds each is a struct column."""
+    names = [*kinds.late, *kinds.sides]
+    # By number: Spark does not tell names apart that differ in case.
+    parted = df if len(names) < 2 else df.toDF(*(f"kind{number}" for number in range(len(names))))
 
-    def those_of(name: str) -> DataFrame:
-        quoted = "`" + name.replace("`", "``") + "`"
-        return df.where(f"{quoted} IS NOT NULL").select(f"{quoted}.*")
+    def those_of(number: int) -> DataFrame:
+        if len(names) < 2:
+            return parted
+        return parted.where(f"kind{number} IS NOT NULL").select(f"kind{number}.*")
 
     if isinstance(late, Mapping):
-        for name, sink in late.items():
-            sink(those_of(name), epoch)
-        return
-    every, *others = map(those_of, names)
-    for other in others:
-        every = every.union(other)
-    late(every, epoch)
+        for number, name in enumerate(kinds.late):
+            if name in late:
+                late[name](those_of(number), epoch)
+    elif late is not None:
+        every, *others = map(those_of, range(len(kinds.late))) if kinds.late else (df.limit(0),)
+        for other in others:
+            every = every.union(other)
+        late(every, epoch)
+    for number, name in enumerate(kinds.sides, len(kinds.late)):
+        if name in sides:
+            sides[name](those_of(number), epoch)
 
 
 def _columns(sources: Mapping[str, pa.Schema]) -> str:

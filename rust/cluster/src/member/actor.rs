@@ -534,8 +534,8 @@ impl<H: Host> Actor<H> {
 
     fn event(&mut self, event: HostEvent) {
         match event {
-            HostEvent::EpochDone { epoch, worker, rows, late, late_rows, record } => {
-                let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
+            HostEvent::EpochDone { epoch, worker, rows, beside, late_rows, side_rows, record } => {
+                let piece = Piece { rows: rows.into(), beside: beside.into(), late_rows, side_rows };
                 self.epoch_done(epoch, worker, piece, record);
             }
             HostEvent::MigrationDone { handle, times, report } => self.migrated(handle, times, report, None),
@@ -551,7 +551,7 @@ impl<H: Host> Actor<H> {
         let Some(running) = &mut self.running else { return };
         let threads = running.launch.threads;
         let worker = (worker % threads) as u32;
-        let (rows, late_rows) = (piece.row_count(), piece.late_rows);
+        let (rows, late_rows, side_rows) = (piece.row_count(), piece.late_rows, piece.side_rows);
         let pieces = running.pieces.entry(epoch).or_default();
         pieces.insert(worker, piece);
         running.records.entry(epoch).or_default().extend(record);
@@ -562,7 +562,7 @@ impl<H: Host> Actor<H> {
             self.query.staging().set_floor(epoch + 1);
             self.completed = Some(epoch);
         }
-        self.step(MemberEvent::EpochDone { epoch, worker, rows, late_rows });
+        self.step(MemberEvent::EpochDone { epoch, worker, rows, late_rows, side_rows });
     }
 
     fn migrated(&mut self, handle: Handle, times: Vec<(u64, u32)>, report: Value, refused: Option<Failure>) {

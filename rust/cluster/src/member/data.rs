@@ -166,9 +166,9 @@ fn drain<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core
         let query = core.query(&context.query)?;
         let program = query.program()?;
         let blocks = query.outputs().read(&context)?;
-        let late = context.which == crate::message::Which::Late;
+        let beside = context.which == crate::message::Which::Beside;
         let first = blocks.first().map(read).transpose()?;
-        let schema = first.map_or_else(|| core.host.output_schema(&program, late), |batch| batch.schema());
+        let schema = first.map_or_else(|| core.host.output_schema(&program, beside), |batch| batch.schema());
         Ok((schema, blocks))
     });
     let (schema, blocks) = match opened {

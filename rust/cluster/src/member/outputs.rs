@@ -14,8 +14,10 @@ use crate::message::{DrainContext, Which};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Piece {
     pub(crate) rows: Arc<[Rows]>,
-    pub(crate) late: Arc<[Rows]>,
+    /// Late rows and those of side outputs.
+    pub(crate) beside: Arc<[Rows]>,
     pub(crate) late_rows: u64,
+    pub(crate) side_rows: u64,
 }
 
 impl Piece {
@@ -56,7 +58,7 @@ impl Outputs {
         };
         match pieces.get(drain.piece as usize) {
             Some(piece) if drain.which == Which::Rows => Ok(Arc::clone(&piece.rows)),
-            Some(piece) => Ok(Arc::clone(&piece.late)),
+            Some(piece) => Ok(Arc::clone(&piece.beside)),
             None => fail("piece", format!("epoch {} has {} pieces", drain.epoch, pieces.len())),
         }
     }
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     fn drain(epoch: u64, piece: u32) -> DrainContext {
-        DrainContext { query: "q".into(), epoch, piece, which: Which::Late }
+        DrainContext { query: "q".into(), epoch, piece, which: Which::Beside }
     }
 
     #[test]

@@ -72,7 +72,7 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     for _ in 0..2 {
         assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2, 3]);
         assert_eq!(drained(&driver, 0, 0, 1, Which::Rows), [4]);
-        assert_eq!(drained(&driver, 0, 0, 1, Which::Late), [-5]);
+        assert_eq!(drained(&driver, 0, 0, 1, Which::Beside), [-5]);
         assert_eq!(drained(&driver, 1, 0, 0, Which::Rows), [] as [i64; 0]);
     }
     let stats = driver.ask(0, &json!({"do": "stats", "query": null}));

@@ -14,7 +14,7 @@ use penstock_cluster::message::Which;
 use penstock_cluster::{Failure, Feed, GroupHost, Loader, Member, RegistryEvent, Store, drain};
 use penstock_engine::{Commit, Layout, Range, Recut, Release, Request};
 use penstock_plan::spec::SourceSpec;
-use penstock_plan::{CallError, Callbacks, ForeignState};
+use penstock_plan::{CallError, Callbacks, ForeignState, SideRows};
 use serde_json::{Value, json};
 
 use super::{Begin, Driver, MemberThread, ask, keys, member_keys, stamp, stop};
@@ -36,7 +36,7 @@ pub fn batch(rows: &[(i64, i64)]) -> RecordBatch {
 pub struct Through(Arc<AtomicI64>);
 
 impl Callbacks for Through {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         let poison = self.0.load(SeqCst);
         let values = batch.column(1).as_primitive::<Int64Type>();
         match values.values().iter().position(|value| *value == poison) {

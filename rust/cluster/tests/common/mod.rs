@@ -154,7 +154,7 @@ impl Host for Echo {
         }
     }
 
-    fn output_schema(&self, _: &Wishes, _late: bool) -> SchemaRef {
+    fn output_schema(&self, _: &Wishes, _beside: bool) -> SchemaRef {
         schema()
     }
 
@@ -353,7 +353,8 @@ impl Worker {
                 worker: self.index,
                 late_rows: late.len() as u64,
                 rows: self.kept(&rows),
-                late: self.kept(&late),
+                side_rows: 0,
+                beside: self.kept(&late),
                 record: Vec::new(),
             });
         }

@@ -160,9 +160,9 @@ impl Query {
             return;
         };
         waiting.remove(&member);
-        for (number, rows, late_rows) in told {
+        for (number, rows, late_rows, side_rows) in told {
             at.late_rows += late_rows;
-            pieces.push(Piece { member, number, rows, late_rows });
+            pieces.push(Piece { member, number, rows, late_rows, side_rows });
         }
         if !waiting.is_empty() {
             return;

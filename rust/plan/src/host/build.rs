@@ -34,10 +34,10 @@ use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{BinMove, Gauges, StepLoads, ranges, unix_ns};
 use super::worker::Pace;
+use crate::beside::Beside;
 use crate::block::FlowBlock;
 use crate::error::OpError;
 use crate::keyed::KeyedSpec;
-use crate::late::LateRows;
 use crate::op::{Output, bytes_of};
 use crate::plan::{Inlet, Origin};
 use crate::state::State;
@@ -58,6 +58,57 @@ pub(crate) struct ByEpoch {
 struct Filed {
     rows: Vec<Rows>,
     weight: Worth,
+}
+
+/// Rows beside the output by epoch: those of kinds that the host wants are kept, all are counted.
+#[derive(Clone)]
+pub(crate) struct Aside {
+    kinds: Rc<Beside>,
+    wanted: Rc<dyn Fn(usize) -> bool>,
+    kept: ByEpoch,
+    /// By kind.
+    counts: Rc<RefCell<BTreeMap<u64, Vec<u64>>>>,
+}
+
+impl Aside {
+    fn new(config: &GroupConfig, kinds: Rc<Beside>) -> Self {
+        let wanted = config.wanted.clone();
+        let wanted = Rc::new(move |kind| wanted.as_ref().is_none_or(|wanted| wanted.contains(&kind)));
+        Self { kinds, wanted, kept: ByEpoch::new(config), counts: Rc::default() }
+    }
+
+    /// Files rows of a kind, as [`Beside::pack`] makes them.
+    fn file(&self, epoch: u64, batch: RecordBatch) -> Result<(), BoxError> {
+        if batch.num_rows() == 0 {
+            return Ok(());
+        }
+        let kind = self.kinds.kind(&batch);
+        let mut counts = self.counts.borrow_mut();
+        let counts = counts.entry(epoch).or_insert_with(|| vec![0; self.kinds.kinds()]);
+        counts[kind] += batch.num_rows() as u64;
+        if (self.wanted)(kind) { self.kept.file(epoch, batch) } else { Ok(()) }
+    }
+
+    /// Takes rows of the first epoch that has so many, as [`ByEpoch::take_worth`].
+    pub(crate) fn take_worth(&self, worth: Worth) -> Result<Option<(u64, RecordBatch)>, BoxError> {
+        self.kept.take_worth(worth)
+    }
+
+    /// Takes the rows of an epoch, and how many there were of late rows and of each side output.
+    pub(crate) fn take(&self, epoch: u64) -> (Vec<Rows>, Counts) {
+        let mut sides = self.counts.borrow_mut().remove(&epoch).unwrap_or_else(|| vec![0; self.kinds.kinds()]);
+        let late = sides.drain(..self.kinds.late_kinds()).sum();
+        (self.kept.take(epoch), Counts { late, sides })
+    }
+}
+
+/// How many rows went beside the output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Rows that came too late.
+    pub late: u64,
+    /// Rows of each side output, in the order of [`Plan::side_outputs`](crate::Plan::side_outputs).
+    pub sides: Vec<u64>,
 }
 
 impl ByEpoch {
@@ -304,7 +355,7 @@ pub(crate) struct Built {
     pub(crate) control: Option<ControlInput<FlowTime>>,
     pub(crate) probes: Probes,
     pub(crate) outputs: ByEpoch,
-    pub(crate) late: ByEpoch,
+    pub(crate) beside: Aside,
     pub(crate) ops: Vec<Op>,
     pub(crate) monitors: Monitors,
     /// Rows that this worker was dealt, where they are.
@@ -443,10 +494,12 @@ fn build_in(
     let dealt = config.gather.then(Rc::default);
     let blocks = dealt.iter().cloned().fold(blocks, |blocks, rows| chain::dealt(&blocks, rows));
     let (control_probe, commands) = commands.probe();
-    let (late, lates) = (ByEpoch::new(config), Rc::new(LateRows::of(&config.plan)));
+    let kinds = Rc::new(Beside::of(&config.plan));
+    let beside = Aside::new(config, kinds.clone());
     let (mut ops, mut apart) = (Vec::new(), Vec::new());
     let monitors = Monitors::default();
-    let context = Context { callbacks: &config.callbacks, monitors: &monitors, yields: !config.plan.is_metered() };
+    let yields = !config.plan.is_metered();
+    let context = Context { callbacks: &config.callbacks, monitors: &monitors, beside: &kinds, yields };
     let begin = piece.map(|piece| piece.begin);
     // What is not in the piece has no stream.
     let sources: Vec<Option<Blocks>> = match begin {
@@ -461,7 +514,10 @@ fn build_in(
         let begins_here = begin == Some(Begin::Keyed(op)) && stage.keyed.is_some();
         let sides: Vec<Option<Blocks>> = match begins_here {
             true => chain::sources(&blocks, stage.inlets.len()).into_iter().map(Some).collect(),
-            false => stage.inlets.iter().map(|inlet| entered(inlet, &sources, &stages, &context)).collect(),
+            false => {
+                let enter = |inlet| entered(inlet, &sources, &stages, &context, &mut apart);
+                stage.inlets.iter().map(enter).collect()
+            }
         };
         let Some(keyed) = &stage.keyed else {
             stages.extend(sides);
@@ -485,19 +541,14 @@ fn build_in(
             false => sides.iter().enumerate().filter_map(assign).collect(),
         };
         let Stateful { output, table, routing, started, rejected, .. } =
-            keyed_step(&sides, &commands, config, shared, (number, keyed), (late.clone(), lates.clone()))?;
+            keyed_step(&sides, &commands, config, shared, (number, keyed), beside.clone())?;
         ops.push(Op { table, routing, started, rejected, shelf: shared.shelf.clone() });
-        let output = if config.gather {
-            let [output, late] = chain::late_apart(&output);
-            apart.push(late);
-            output
-        } else {
-            output
-        };
+        let output = if config.gather { chain::without_beside(&output, &mut apart) } else { output };
         stages.push(Some(output));
     }
     let output = ended.or_else(|| stages.pop().flatten()).expect("a piece leads where it ends");
-    let output = if config.gather { chain::gathered(std::iter::once(output).chain(apart)) } else { output };
+    let all = std::iter::once(output).chain(apart);
+    let output = if config.gather { chain::gathered(all) } else { chain::together(all) };
     // All keyed steps see the same control, with the same bins and workers.
     let routing = match shared.ops.first() {
         Some(op) => op.routing.clone(),
@@ -509,13 +560,13 @@ fn build_in(
     };
     let outputs = ByEpoch::new(config);
     let probes =
-        Probes { input: input_probe, control: control_probe, output: filed(&output, outputs.clone(), late.clone()) };
+        Probes { input: input_probe, control: control_probe, output: filed(&output, outputs.clone(), beside.clone()) };
     Ok(Built {
         input: Some(input),
         control: Some(control),
         probes,
         outputs,
-        late,
+        beside,
         ops,
         monitors,
         dealt,
@@ -529,13 +580,14 @@ fn entered(
     sources: &[Option<Blocks>],
     stages: &[Option<Blocks>],
     context: &Context<'_>,
+    beside: &mut Vec<Blocks>,
 ) -> Option<Blocks> {
     let from = inlet.from.iter().filter_map(|origin| match origin {
         Origin::Source(number) => sources[*number].as_ref(),
         Origin::Stage(number) => stages[*number].as_ref(),
     });
     let from: Vec<&Blocks> = from.collect();
-    (!from.is_empty()).then(|| chain::stage(chain::merged(from.into_iter(), &inlet.input), &inlet.pre, context))
+    (!from.is_empty()).then(|| chain::stage(chain::merged(from.into_iter(), &inlet.input), &inlet.pre, context, beside))
 }
 
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
@@ -587,7 +639,7 @@ fn keyed_step(
     config: &GroupConfig,
     shared: &Shared,
     (number, keyed): (usize, &KeyedSpec),
-    (late, lates): (ByEpoch, Rc<LateRows>),
+    beside: Aside,
 ) -> Result<Keyed, HostError> {
     let op = &shared.ops[number];
     let hashed = (0..).zip(sides).map(|(side, blocks): (u8, _)| {
@@ -604,6 +656,7 @@ fn keyed_step(
     let local = shared.local.clone();
     let (spec, callbacks, journal) = (keyed.clone(), config.callbacks.clone(), config.journal);
     let gather = config.gather;
+    let side_kinds: Vec<usize> = keyed.sides().iter().map(|side| beside.kinds.side(&side.name)).collect();
     let bins = Config {
         name: op.name.clone(),
         routing: op.routing.clone(),
@@ -630,20 +683,22 @@ fn keyed_step(
         let mut refused = None;
         // Of which side what is made is: rows are late as they come.
         let own = Cell::new(0);
-        let mut made = |output| match output {
-            Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
-            Output::Late(batch) => {
-                let packed = lates.pack(number, own.get(), batch).map_err(BoxError::from);
-                let filed = packed.and_then(|batch| match gather {
-                    true => {
-                        out.give(FlowBlock::rows(batch).of(chain::LATE));
-                        Ok(())
-                    }
-                    false => late.file(time.epoch, batch),
-                });
-                if let Err(error) = filed {
-                    refused.get_or_insert(error);
+        let mut made = |output| {
+            let (kind, batch) = match output {
+                Output::Rows(batch) => return out.give(FlowBlock::rows(batch)),
+                Output::Late(batch) => (beside.kinds.late(number, own.get()), batch),
+                Output::Side(side, batch) => (side_kinds[side], batch),
+            };
+            let packed = beside.kinds.pack(kind, batch).map_err(BoxError::from);
+            let filed = packed.and_then(|batch| match gather {
+                true => {
+                    out.give(FlowBlock::rows(batch).of(chain::BESIDE));
+                    Ok(())
                 }
+                false => beside.file(time.epoch, batch),
+            });
+            if let Err(error) = filed {
+                refused.get_or_insert(error);
             }
         };
         let mut blocks = blocks.into_iter();
@@ -692,13 +747,16 @@ fn keyed_step(
 }
 
 /// Files rows by epoch and probes what has been filed.
-fn filed(blocks: &Blocks, outputs: ByEpoch, late: ByEpoch) -> ProbeHandle<FlowTime> {
+fn filed(blocks: &Blocks, outputs: ByEpoch, beside: Aside) -> ProbeHandle<FlowTime> {
     let filed = blocks.unary::<(), _>(Pipeline, "output", |_| {
         move |input, _, _| {
             while let Some((capability, block)) = input.next() {
                 if let FlowBlock::Rows { batch, side, .. } = block {
-                    let file = if side == chain::LATE { &late } else { &outputs };
-                    file.file(capability.time().epoch, batch)?;
+                    let epoch = capability.time().epoch;
+                    match side {
+                        chain::BESIDE => beside.file(epoch, batch)?,
+                        _ => outputs.file(epoch, batch)?,
+                    }
                 }
             }
             Ok(())

@@ -6,6 +6,7 @@
 //! that begins a bounded part is that part's own ingress.
 //!
 //! Invariants
+//! - What a function puts beside its rows leaves each scope as they do, by a way of its own, and no other step sees it.
 //! - Only rows enter: watermarks and ends of epochs pass beside, at their time, which is that of no row.
 //! - Nothing is exchanged, and without loops rows leave in the order in which they came: pieces of a batch, batches of a time and times
 //!   are handed out one after the other, and every edge keeps their order.
@@ -33,13 +34,15 @@ use penstock_progress::nest::Nest;
 use penstock_progress::timestamp::{FlowSummary, Product, Timestamp};
 
 use super::stats::ScopeStats;
+use crate::beside::Beside;
 use crate::block::FlowBlock;
-use crate::callback::{Callbacks, Expansion};
+use crate::callback::{Callbacks, Expansion, SideRows};
 use crate::chain::{Bound, FlatMapCall, Loop, Stateless};
 use crate::error::{OpError, StepName};
-use crate::foreign::MapCall;
+use crate::foreign::{MapCall, sides};
 use crate::op::{bytes_of, conform};
 use crate::own::owned;
+use crate::spec::SideSpec;
 
 /// Bytes after which rows that were drawn are handed on.
 const DRAWN_BYTES: usize = 1 << 20;
@@ -102,8 +105,27 @@ impl Monitors {
 pub(crate) struct Context<'a> {
     pub(crate) callbacks: &'a Arc<dyn Callbacks>,
     pub(crate) monitors: &'a Monitors,
+    /// The kinds of rows beside the output.
+    pub(crate) beside: &'a Rc<Beside>,
     /// Whether a step ends in the middle of long calls.
     pub(crate) yields: bool,
+}
+
+/// What a function gave beside its rows, as it travels.
+struct Packer {
+    beside: Rc<Beside>,
+    /// By the number of the side among those of the step.
+    kinds: Vec<usize>,
+}
+
+impl Packer {
+    fn new(beside: &Rc<Beside>, sides: &[SideSpec]) -> Self {
+        Self { beside: beside.clone(), kinds: sides.iter().map(|side| beside.side(&side.name)).collect() }
+    }
+
+    fn block(&self, side: usize, batch: RecordBatch) -> Result<FlowBlock, OpError> {
+        Ok(FlowBlock::rows(self.beside.pack(self.kinds[side], batch)?).of(BESIDE))
+    }
 }
 
 /// Applies `change` to rows; everything else passes, and so do no blocks without rows.
@@ -112,15 +134,29 @@ pub(crate) fn each_rows<T: Timestamp>(
     name: &str,
     mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
 ) -> Stream<T, FlowBlock> {
+    each_of_rows(blocks, name, move |batch, give| {
+        give(change(batch)?);
+        Ok(())
+    })
+}
+
+/// As [`each_rows`], of changes that make any number of blocks.
+fn each_of_rows<T: Timestamp>(
+    blocks: &Stream<T, FlowBlock>,
+    name: &str,
+    mut change: impl FnMut(RecordBatch, &mut dyn FnMut(FlowBlock)) -> Result<(), OpError> + 'static,
+) -> Stream<T, FlowBlock> {
     blocks.unary(Pipeline, name, |_| {
         move |input, output, _| {
             while let Some((capability, block)) = input.next() {
-                let block = match block {
-                    FlowBlock::Rows { batch, .. } => change(batch)?,
-                    other => other,
+                let mut give = |block: FlowBlock| {
+                    if !block.is_empty() {
+                        output.session(&capability).give(block);
+                    }
                 };
-                if !block.is_empty() {
-                    output.session(&capability).give(block);
+                match block {
+                    FlowBlock::Rows { batch, .. } => change(batch, &mut give)?,
+                    other => give(other),
                 }
             }
             Ok(())
@@ -148,17 +184,25 @@ fn only<T: Timestamp>(
 
 fn mapped<T: Timestamp>(blocks: &Stream<T, FlowBlock>, map: MapCall, context: &Context<'_>) -> Stream<T, FlowBlock> {
     let (name, callbacks) = (format!("map {}", map.step), context.callbacks.clone());
-    let change = move |batch: RecordBatch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?));
-    if context.yields { called(blocks, &name, change) } else { each_rows(blocks, &name, change) }
+    let packer = Packer::new(context.beside, &map.sides);
+    let change = move |batch: RecordBatch, give: &mut dyn FnMut(FlowBlock)| {
+        let (rows, sides) = map.apply(&callbacks, &batch)?;
+        give(FlowBlock::rows(rows));
+        sides.into_iter().try_for_each(|(side, batch)| {
+            give(packer.block(side, batch)?);
+            Ok(())
+        })
+    };
+    if context.yields { called(blocks, &name, change) } else { each_of_rows(blocks, &name, change) }
 }
 
-/// As [`each_rows`], of a change that may take long. Nothing else of the worker runs meanwhile, a slice is complete when all workers have done
+/// As [`each_of_rows`], of a change that may take long. Nothing else of the worker runs meanwhile, a slice is complete when all workers have done
 /// theirs, and a step of a migration waits several times for each of them; so a step ends its calls when they have taken [`CALLS`], and before each step
 /// with calls there is one without, in which all is done that came up meanwhile. Not where what leaves a bounded part would pile up before it.
 fn called<T: Timestamp>(
     blocks: &Stream<T, FlowBlock>,
     name: &str,
-    mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
+    mut change: impl FnMut(RecordBatch, &mut dyn FnMut(FlowBlock)) -> Result<(), OpError> + 'static,
 ) -> Stream<T, FlowBlock> {
     let mut builder = OperatorBuilder::new(blocks.scope(), name);
     builder.notify(false);
@@ -174,12 +218,14 @@ fn called<T: Timestamp>(
             }
             let begun = Instant::now();
             while let Some((capability, block)) = input.next() {
-                let block = match block {
-                    FlowBlock::Rows { batch, .. } => change(batch)?,
-                    other => other,
+                let mut give = |block: FlowBlock| {
+                    if !block.is_empty() {
+                        output.session(&capability).give(block);
+                    }
                 };
-                if !block.is_empty() {
-                    output.session(&capability).give(block);
+                match block {
+                    FlowBlock::Rows { batch, .. } => change(batch, &mut give)?,
+                    other => give(other),
                 }
                 if begun.elapsed() >= CALLS {
                     break;
@@ -222,16 +268,20 @@ pub(crate) fn dealt(blocks: &Stream<FlowTime, FlowBlock>, rows: Rc<Cell<u64>>) -
     })
 }
 
-/// Side of late rows on their way to the first worker.
-pub(crate) const LATE: u8 = u8::MAX;
+/// Side of rows beside the output, late ones and those of side outputs, on their way out.
+pub(crate) const BESIDE: u8 = u8::MAX;
 
-pub(crate) fn is_late(block: &FlowBlock) -> bool {
-    matches!(block, FlowBlock::Rows { side: LATE, .. })
+fn is_beside(block: &FlowBlock) -> bool {
+    matches!(block, FlowBlock::Rows { side: BESIDE, .. })
 }
 
-/// What a keyed step gives, and its late rows.
-pub(crate) fn late_apart(blocks: &Stream<FlowTime, FlowBlock>) -> [Stream<FlowTime, FlowBlock>; 2] {
-    [only(blocks, "in time", |block| !is_late(block)), only(blocks, "late", is_late)]
+/// What a step gives, without what goes beside it.
+pub(crate) fn without_beside<T: Timestamp>(
+    blocks: &Stream<T, FlowBlock>,
+    beside: &mut Vec<Stream<T, FlowBlock>>,
+) -> Stream<T, FlowBlock> {
+    beside.push(only(blocks, "beside", is_beside));
+    only(blocks, "output", |block| !is_beside(block))
 }
 
 /// Rows of all these streams at the first worker.
@@ -279,20 +329,24 @@ pub(crate) fn merged<'a>(
     }))
 }
 
-/// The steps of a stage, behind rows and marks.
+/// The steps of a stage, behind rows and marks; `beside` gets what they put beside their rows.
 pub(crate) fn stage(
     blocks: Stream<FlowTime, FlowBlock>,
     steps: &[Stateless],
     context: &Context<'_>,
+    beside: &mut Vec<Stream<FlowTime, FlowBlock>>,
 ) -> Stream<FlowTime, FlowBlock> {
     if !crate::chain::is_metered(steps) {
-        return chain(blocks, steps, context, Bound::default());
+        return chain(blocks, steps, context, Bound::default(), beside);
     }
     let marks = only(&blocks, "marks", |block| !is_rows(block));
     let rows = only(&blocks, "rows", is_rows);
-    let made = chain(rows, steps, context, Bound::default());
+    let mut apart = Vec::new();
+    let made = chain(rows, steps, context, Bound::default(), &mut apart);
     // Rows that wait behind what was expanded, for the end of their slice or for the host, would hold all of what they came with.
-    each_rows(&made, "own", |batch| Ok(FlowBlock::rows(owned(&batch)))).concat(&marks)
+    let own = |blocks: &_, side| each_rows(blocks, "own", move |batch| Ok(FlowBlock::rows(owned(&batch)).of(side)));
+    beside.extend(apart.iter().map(|blocks| own(blocks, BESIDE)));
+    own(&made, 0).concat(&marks)
 }
 
 fn chain<T: Scoped>(
@@ -300,20 +354,25 @@ fn chain<T: Scoped>(
     steps: &[Stateless],
     context: &Context<'_>,
     bound: Bound,
+    beside: &mut Vec<Stream<T, FlowBlock>>,
 ) -> Stream<T, FlowBlock> {
     for (at, step) in steps.iter().enumerate() {
         rows = match step {
-            Stateless::Map(map) => mapped(&rows, map.clone(), context),
-            Stateless::FlatMap(call) => {
-                return scope(&rows, call.step.clone(), Some(call), &steps[at + 1..], context, bound);
+            Stateless::Map(map) => {
+                let made = mapped(&rows, map.clone(), context);
+                if map.sides.is_empty() { made } else { without_beside(&made, beside) }
             }
-            Stateless::Bounded(part) => match part.body.split_first() {
-                Some((Stateless::FlatMap(call), rest)) => {
-                    scope(&rows, part.step.clone(), Some(call), rest, context, part.bound)
-                }
-                _ => scope(&rows, part.step.clone(), None, &part.body, context, part.bound),
-            },
-            Stateless::Iterate(part) => looped(&rows, part, context, bound),
+            Stateless::FlatMap(call) => {
+                return scope(&rows, &call.step, (Some(call), &steps[at + 1..]), context, bound, beside);
+            }
+            Stateless::Bounded(part) => {
+                let parts = match part.body.split_first() {
+                    Some((Stateless::FlatMap(call), rest)) => (Some(call), rest),
+                    _ => (None, &part.body[..]),
+                };
+                scope(&rows, &part.step, parts, context, part.bound, beside)
+            }
+            Stateless::Iterate(part) => looped(&rows, part, context, bound, beside),
         };
     }
     rows
@@ -322,21 +381,28 @@ fn chain<T: Scoped>(
 /// A bounded scope around `rest`, behind the expansion of `call` where there is one.
 fn scope<T: Scoped>(
     rows: &Stream<T, FlowBlock>,
-    step: StepName,
-    call: Option<&FlatMapCall>,
-    rest: &[Stateless],
+    step: &StepName,
+    (call, rest): (Option<&FlatMapCall>, &[Stateless]),
     context: &Context<'_>,
     bound: Bound,
+    beside: &mut Vec<Stream<T, FlowBlock>>,
 ) -> Stream<T, FlowBlock> {
     let bounds = bound.bounds().expect("bounds were checked when the plan was compiled");
     let name = step.to_string();
     let on_failure = if bound.skip { OnFailure::GoOn } else { OnFailure::Stop };
-    let expand = Hand { call: call.cloned(), callbacks: context.callbacks.clone(), skip: bound.skip, own: T::NESTED };
+    let sides = call.map_or(&[][..], |call| &call.sides);
+    let packer = Packer::new(context.beside, sides);
+    let callbacks = context.callbacks.clone();
+    let expand = Hand { call: call.cloned(), callbacks, skip: bound.skip, own: T::NESTED, packer };
     let faucet = Faucet::<T::Inner, FlowBlock>::new(bounds).named(&name).on_failure(on_failure);
     let (_, batches, mut gate, monitor) = faucet.open(rows, expand);
     context.monitors.0.borrow_mut().push((name, monitor));
-    let made = chain::<T::Inner>(batches, rest, context, bound);
-    penstock_bounded::Egress::leave(made, &mut gate)
+    let mut apart = Vec::new();
+    let batches = if sides.is_empty() { batches } else { without_beside(&batches, &mut apart) };
+    let made = chain::<T::Inner>(batches, rest, context, bound, &mut apart);
+    let mut leave = |blocks| penstock_bounded::Egress::leave(blocks, &mut gate);
+    beside.extend(apart.into_iter().map(&mut leave));
+    leave(made)
 }
 
 /// A loop: what its body marks goes around again at the next round.
@@ -345,11 +411,14 @@ fn looped<T: Scoped>(
     part: &Loop,
     context: &Context<'_>,
     bound: Bound,
+    beside: &mut Vec<Stream<T, FlowBlock>>,
 ) -> Stream<T, FlowBlock> {
     let outer = rows.scope().clone();
     let inner: Scope<T::Inner> = outer.nested(&part.step.to_string(), |inner: &mut Scope<T::Inner>| inner.clone());
     let (feedback, around) = inner.feedback::<FlowBlock>(T::round());
-    let made = chain::<T::Inner>(rows.enter(&inner).concat(&around), &part.body, context, bound);
+    let mut apart = Vec::new();
+    let made = chain::<T::Inner>(rows.enter(&inner).concat(&around), &part.body, context, bound, &mut apart);
+    beside.extend(apart.iter().map(|blocks| blocks.leave(&outer)));
     parted(&made, part, true).connect_loop(feedback);
     parted(&made, part, false).leave(&outer)
 }
@@ -374,6 +443,7 @@ struct Hand {
     skip: bool,
     /// Whether what waits is copied: behind another scope it is little of much.
     own: bool,
+    packer: Packer,
 }
 
 /// What is left of a block.
@@ -392,6 +462,8 @@ enum Rest {
 #[derive(Default)]
 struct Drawn {
     blocks: Vec<RecordBatch>,
+    /// By the number of the side among those of the step.
+    sides: SideRows,
     bytes: usize,
 }
 
@@ -402,6 +474,13 @@ impl Drawn {
             self.bytes += bytes_of(&batch);
             self.blocks.push(batch);
         }
+        rows
+    }
+
+    fn take_side(&mut self, side: usize, batch: RecordBatch) -> usize {
+        let rows = batch.num_rows();
+        self.bytes += bytes_of(&batch);
+        self.sides.push((side, batch));
         rows
     }
 }
@@ -452,8 +531,13 @@ impl Expand<FlowBlock> for Hand {
             }
         }
         let Rest::Begun(expansion) = rest else { return (0, Ok(())) };
-        let (blocks, outcome) = expansion.draw(room);
+        let mut beside = SideRows::new();
+        let (blocks, outcome) = expansion.draw(room, &mut beside);
         let mut count = 0;
+        let taken = sides(&call.step, &call.sides, &beside, |side, batch| count += drawn.take_side(side, batch));
+        if let Err(error) = taken {
+            return (count, Err(fatal(error)));
+        }
         for block in blocks {
             match conform(&call.step, &call.schema, &block) {
                 Ok(block) => count += drawn.take(block),
@@ -472,15 +556,22 @@ impl Expand<FlowBlock> for Hand {
         }
     }
 
-    fn seal(&mut self, mut drawn: Drawn) -> Result<FlowBlock, BoxError> {
-        let batch = match drawn.blocks.len() {
-            1 => drawn.blocks.remove(0),
-            _ => {
-                let schema = drawn.blocks.first().ok_or("a block of nothing")?.schema();
-                concat_batches(&schema, &drawn.blocks).map_err(OpError::from)?
-            }
+    fn seal(&mut self, mut drawn: Drawn, give: &mut dyn FnMut(FlowBlock)) -> Result<(), BoxError> {
+        let joined = |blocks: &[RecordBatch]| -> Result<RecordBatch, OpError> {
+            Ok(match blocks {
+                [one] => one.clone(),
+                several => concat_batches(&several[0].schema(), several)?,
+            })
         };
-        Ok(FlowBlock::rows(batch))
+        if !drawn.blocks.is_empty() {
+            give(FlowBlock::rows(joined(&drawn.blocks)?));
+        }
+        drawn.sides.sort_by_key(|(side, _)| *side);
+        for of_side in drawn.sides.chunk_by(|(one, _), (other, _)| one == other) {
+            let blocks: Vec<RecordBatch> = of_side.iter().map(|(_, batch)| batch.clone()).collect();
+            give(self.packer.block(of_side[0].0, joined(&blocks)?)?);
+        }
+        Ok(())
     }
 }
 
@@ -501,13 +592,14 @@ mod tests {
         let counted = calls.clone();
         let (mut input, probe) = worker.dataflow::<FlowTime, _>("calls", |scope| {
             let (input, blocks) = scope.new_input::<FlowBlock>();
-            let slow = called(&blocks, "slow", move |batch| {
+            let slow = called(&blocks, "slow", move |batch, give| {
                 counted.set(counted.get() + 1);
                 let begun = Instant::now();
                 while begun.elapsed() < CALLS {
                     std::hint::spin_loop();
                 }
-                Ok(FlowBlock::rows(batch))
+                give(FlowBlock::rows(batch));
+                Ok(())
             });
             (input, slow.probe().0)
         });

@@ -21,7 +21,7 @@ use penstock_bins::{BinsError, Routing, range_of};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 use penstock_files::Range;
 
-use super::build::{self, Shared};
+use super::build::{self, Counts, Shared};
 use super::feed::{PartitionRows, deal};
 pub use super::leader::{Cadence, Refusal, StepReport};
 use super::leader::{Migrated, Moves, Order};
@@ -60,7 +60,9 @@ pub struct GroupConfig {
     pub record: bool,
     /// Bytes of state that each worker may have under way to other processes (default 8 MiB); see [`penstock_bins::Config`].
     pub ship_bytes: usize,
-    /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done, or are told.
+    /// The kinds of rows beside the output that are kept, by the numbers of [`Beside`](crate::Beside); others are only counted. None: all.
+    pub wanted: Option<Vec<usize>>,
+    /// Takes outputs, and rows beside them, as they are made; without it they stay in memory until their epoch is done, or are told.
     pub keep: Option<Arc<dyn Keep>>,
     /// Tell outputs as they are made, by [`Event::Rows`], and wait while the host has not [taken](Group::taken) them: for plans
     /// whose epochs may expand beyond memory.
@@ -95,6 +97,7 @@ impl GroupConfig {
             journal: false,
             record: false,
             ship_bytes: penstock_bins::SHIP_BYTES,
+            wanted: None,
             keep: None,
             eager: false,
             gather: false,
@@ -113,10 +116,10 @@ pub enum Event {
         worker: usize,
         /// Output of the epoch on this worker.
         outputs: Vec<Rows>,
-        /// Rows that came after their windows had closed.
-        late_rows: u64,
-        /// Those rows.
-        late: Vec<Rows>,
+        /// Late rows and rows of side outputs that are kept, as [`Beside::pack`](crate::Beside::pack) makes them.
+        beside: Vec<Rows>,
+        /// How many of them there were, whether or not they are kept.
+        counts: Counts,
         /// What the epoch changed in the bins that are here at its end; empty unless [`GroupConfig::record`].
         record: Vec<Record>,
     },
@@ -128,6 +131,8 @@ pub enum Event {
         worker: usize,
         /// The rows.
         rows: RecordBatch,
+        /// Whether they go beside the output; then they may be of several kinds.
+        beside: bool,
         /// What they count against the worker until they are [taken](Group::taken).
         bytes: usize,
     },
@@ -622,15 +627,10 @@ impl Thread {
 
     fn tell(&self, worker: usize, told: Told) {
         let event = match told {
-            Told::Epoch { epoch, outputs, late, record } => Event::EpochDone {
-                epoch,
-                worker,
-                outputs,
-                late_rows: late.iter().map(|batch| batch.num_rows() as u64).sum(),
-                late,
-                record,
-            },
-            Told::Rows { epoch, rows, bytes } => Event::Rows { epoch, worker, rows, bytes },
+            Told::Epoch { epoch, outputs, beside, counts, record } => {
+                Event::EpochDone { epoch, worker, outputs, beside, counts, record }
+            }
+            Told::Rows { epoch, rows, beside, bytes } => Event::Rows { epoch, worker, rows, beside, bytes },
             Told::Migrated(Migrated { handle, steps, refused: Some(error) }) => {
                 Event::MigrationRefused { handle, error, steps }
             }

@@ -56,7 +56,8 @@ impl Inline {
     /// # Errors
     /// Those of [`Group::start`](super::Group::start).
     pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<Piece>) -> Result<Self, HostError> {
-        let config = GroupConfig::founding(plan, callbacks, BITS, 1);
+        let mut config = GroupConfig::founding(plan, callbacks, BITS, 1);
+        config.wanted = Some(Vec::new()); // a pull gives rows of one schema
         let shared = Shared::new(&config, &[0], &mut Resident::fresh())?;
         let endpoint = fabric::threads(1).into_iter().next().expect("a fabric of one worker has one endpoint");
         let mut worker = Worker::new(endpoint);

@@ -62,6 +62,7 @@ mod stats;
 mod watermarks;
 mod worker;
 
+pub use build::Counts;
 pub use crew::{Crew, CrewEvent};
 pub use feed::PartitionRows;
 pub use group::{Cadence, Event, Group, GroupConfig, HostError, NotStarted, Refusal, StepReport};

@@ -28,7 +28,7 @@ use super::resident::Resident;
 use super::rows::Rows;
 use super::stats::Gauges;
 use super::worker::{Command, End, Release, Told, WorkerLoop};
-use crate::callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, Spoiled, States};
+use crate::callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, SideRows, Spoiled, States};
 use crate::error::StateFault;
 use crate::plan::Plan;
 use crate::spec::schema_to_text;
@@ -85,7 +85,7 @@ const TOLD: usize = 5;
 struct Functions;
 
 impl Callbacks for Functions {
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         let mut all = read(batch);
         if call == PLUS {
             all.iter_mut().for_each(|row| row[1] += 1);
@@ -106,11 +106,17 @@ impl Callbacks for Functions {
         Box::<Memory>::default()
     }
 
-    fn apply(&self, call: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+    fn apply(&self, call: usize, block: &mut Grouped<'_>, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         block.each(|state: &mut Memory, batch| Ok(state.apply(call, batch)))
     }
 
-    fn end_epoch(&self, call: usize, end: &EpochEnd, states: &mut States<'_>) -> Result<Vec<RecordBatch>, CallError> {
+    fn end_epoch(
+        &self,
+        call: usize,
+        end: &EpochEnd,
+        states: &mut States<'_>,
+        _: &mut SideRows,
+    ) -> Result<Vec<RecordBatch>, CallError> {
         let made: Vec<_> =
             states.held().into_iter().flat_map(|bin| states.of::<Memory>(bin).end_epoch(call, end)).collect();
         Ok(if made.is_empty() { Vec::new() } else { vec![rows(&KVT, &made)] })
@@ -128,7 +134,7 @@ impl Expansion for Each {
         self.inputs.len() as u64 + u64::from(!self.made.is_empty())
     }
 
-    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, _: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
         let mut drawn = Vec::new();
         while drawn.len() < room {
             if let Some(made) = self.made.pop_front() {
@@ -359,14 +365,14 @@ impl First {
         self.worker.turn(&mut |item| told.push(item)).unwrap_or_else(|error| panic!("the first worker: {error}"));
         for item in told {
             match item {
-                Told::Epoch { epoch, outputs, late, .. } => {
+                Told::Epoch { epoch, outputs, beside, .. } => {
                     self.done.insert(epoch);
                     self.made.0.entry(epoch).or_default();
                     outputs.into_iter().for_each(|rows| self.made.add(epoch, false, &Rows::into_here(rows)));
-                    late.into_iter().for_each(|rows| self.made.add(epoch, true, &Rows::into_here(rows)));
+                    beside.into_iter().for_each(|rows| self.made.add(epoch, true, &Rows::into_here(rows)));
                 }
-                Told::Rows { epoch, rows, bytes } => {
-                    self.made.add(epoch, false, &rows);
+                Told::Rows { epoch, rows, beside, bytes } => {
+                    self.made.add(epoch, beside, &rows);
                     self.worker.command(Command::Taken(bytes));
                 }
                 Told::Migrated(migrated) => {

@@ -18,7 +18,7 @@ use super::record::Record;
 use super::resident::Resident;
 use super::stats::Gauges;
 use super::worker::{Command, End, Release, Told, WorkerLoop};
-use crate::callback::{CallError, Callbacks, ForeignState};
+use crate::callback::{CallError, Callbacks, ForeignState, SideRows};
 use crate::hash::hash_int;
 use crate::plan::Plan;
 use crate::spec::schema_to_text;
@@ -28,7 +28,7 @@ const BITS: u8 = 2;
 struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         Ok(batch.clone())
     }
 

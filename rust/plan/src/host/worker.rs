@@ -14,7 +14,7 @@ use arrow_array::RecordBatch;
 use penstock_dataflow::{BoxError, Error, Worker};
 use penstock_progress::FlowTime;
 
-use super::build::{Built, WORTH_TELLING, Worth};
+use super::build::{Built, Counts, WORTH_TELLING, Worth};
 use super::feed::Slice;
 use super::leader::{Leader, Migrated, Order, first};
 use super::record::Record;
@@ -53,8 +53,8 @@ pub(crate) enum Command {
 /// What a worker tells its host.
 #[derive(Debug)]
 pub(crate) enum Told {
-    Epoch { epoch: u64, outputs: Vec<Rows>, late: Vec<Rows>, record: Vec<Record> },
-    Rows { epoch: u64, rows: RecordBatch, bytes: usize },
+    Epoch { epoch: u64, outputs: Vec<Rows>, beside: Vec<Rows>, counts: Counts, record: Vec<Record> },
+    Rows { epoch: u64, rows: RecordBatch, beside: bool, bytes: usize },
     Migrated(Migrated),
 }
 
@@ -404,13 +404,19 @@ impl WorkerLoop {
 
     /// Tells outputs of epochs where they are `worth` it.
     fn tell_rows(&mut self, worth: Worth, told: &mut dyn FnMut(Told)) -> Result<(), Error> {
-        while let Some((epoch, rows)) =
-            self.built.outputs.take_worth(worth).map_err(|error| self.refuse("output", error))?
-        {
+        let refused = |error| self.refuse("output", error);
+        let mut found = Vec::new();
+        while let Some((epoch, rows)) = self.built.outputs.take_worth(worth).map_err(refused)? {
+            found.push((epoch, rows, false));
+        }
+        while let Some((epoch, rows)) = self.built.beside.take_worth(worth).map_err(refused)? {
+            found.push((epoch, rows, true));
+        }
+        for (epoch, rows, beside) in found {
             // Also of no columns: rows cost something.
             let bytes = bytes_of(&rows) + rows.num_rows();
             self.untaken += bytes;
-            told(Told::Rows { epoch, rows, bytes });
+            told(Told::Rows { epoch, rows, beside, bytes });
         }
         Ok(())
     }
@@ -444,8 +450,8 @@ impl WorkerLoop {
             }
             let record = self.record(epoch)?;
             let outputs = self.built.outputs.take(epoch);
-            let late = self.built.late.take(epoch);
-            self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+            let (beside, counts) = self.built.beside.take(epoch);
+            self.late_rows += counts.late;
             if !self.pace.journal {
                 self.built.close(epoch);
             }
@@ -456,7 +462,7 @@ impl WorkerLoop {
             if self.few_bins && last || at.elapsed() >= cost * MEASURE_SHARE {
                 self.measure();
             }
-            told(Told::Epoch { epoch, outputs, late, record });
+            told(Told::Epoch { epoch, outputs, beside, counts, record });
             completed = true;
         }
         Ok(completed)

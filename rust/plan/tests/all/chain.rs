@@ -15,7 +15,9 @@ use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, PartitionRows, Pulled, Resident, Rows, ScopeStats,
 };
 use penstock_plan::spec::{OnFailure, SourceSpec};
-use penstock_plan::{CallError, Callbacks, Expansion, ForeignState, Plan, PlanError, PlanSpec, Spoiled, StepSpec};
+use penstock_plan::{
+    CallError, Callbacks, Expansion, ForeignState, Plan, PlanError, PlanSpec, SideRows, Spoiled, StepSpec,
+};
 use proptest::prelude::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,7 +54,7 @@ fn flat(value: i64) -> Vec<i64> {
 }
 
 impl Callbacks for Functions {
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         let n = batch.column(0).as_primitive::<Int64Type>();
         if call == PLUS {
             return Ok(self::batch(n.values().iter().map(|n| n + 1)));
@@ -84,7 +86,7 @@ impl Expansion for Each {
         self.inputs.len() as u64 + u64::from(!self.made.is_empty())
     }
 
-    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, _: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
         let mut rows = Vec::new();
         let mut outcome = Ok(());
         while rows.len() < room && outcome.is_ok() {
@@ -113,7 +115,7 @@ impl Expansion for Endless {
         1
     }
 
-    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, _: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
         let from = self.0.fetch_add(room as u64, Ordering::Relaxed) as i64;
         (vec![batch(from..from + room as i64)], Ok(()))
     }
@@ -131,11 +133,11 @@ enum Op {
 
 fn steps(ops: &[Op]) -> Vec<StepSpec> {
     let step = |op: &Op| match op {
-        Op::Plus => StepSpec::MapBatches { call: PLUS, schema: columns(false) },
-        Op::Flat => StepSpec::FlatMap { call: FLAT, schema: columns(false), rows: true },
+        Op::Plus => StepSpec::MapBatches { call: PLUS, schema: columns(false), sides: vec![] },
+        Op::Flat => StepSpec::FlatMap { call: FLAT, schema: columns(false), rows: true, sides: vec![] },
         Op::Bounded(batches, batch_size, body) => bounded(*batches, *batch_size, OnFailure::Stop, steps(body)),
         Op::Loop(body) => {
-            let round = StepSpec::MapBatches { call: HALVE, schema: columns(true) };
+            let round = StepSpec::MapBatches { call: HALVE, schema: columns(true), sides: vec![] };
             StepSpec::Iterate { again: "again".into(), body: steps(body).into_iter().chain([round]).collect() }
         }
     };
@@ -318,7 +320,7 @@ proptest! {
 
 #[test]
 fn a_flow_that_nobody_takes_stands_still() {
-    let endless = || StepSpec::FlatMap { call: ENDLESS, schema: columns(false), rows: false };
+    let endless = || StepSpec::FlatMap { call: ENDLESS, schema: columns(false), rows: false, sides: vec![] };
     let plan = plan(vec![endless()]);
     let functions = Functions::default();
     let drawn = functions.drawn.clone();
@@ -355,7 +357,7 @@ fn a_flow_that_nobody_takes_stands_still() {
 
 #[test]
 fn an_input_that_fails_stops_the_flow_or_is_left_out() {
-    let flat = || vec![StepSpec::FlatMap { call: FLAT, schema: columns(false), rows: true }];
+    let flat = || vec![StepSpec::FlatMap { call: FLAT, schema: columns(false), rows: true, sides: vec![] }];
     let run = |on_failure| {
         let plan = plan(vec![bounded(Some(1), Some(2), on_failure, flat())]);
         let mut inline = Inline::new(plan, Arc::new(Functions::default()), None).unwrap();
@@ -384,7 +386,7 @@ fn what_cannot_be_is_refused_by_name() {
         assert!(matches!(error, PlanError::Bounds { .. }), "{error}");
     }
     let loop_ = |body| vec![StepSpec::Iterate { again: "again".into(), body }];
-    let error = refused(loop_(vec![StepSpec::MapBatches { call: PLUS, schema: columns(false) }]));
+    let error = refused(loop_(vec![StepSpec::MapBatches { call: PLUS, schema: columns(false), sides: vec![] }]));
     assert_eq!(
         error.to_string(),
         "step 0 (iterate): the body must give back (n Int64, again Boolean), it gives (n Int64)"

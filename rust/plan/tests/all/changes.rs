@@ -166,6 +166,7 @@ impl Rig {
             let (what, block) = match output {
                 Output::Rows(block) => ("row", block),
                 Output::Late(block) => ("late", block),
+                Output::Side(..) => panic!("no step here has a side output"),
             };
             said.extend((0..block.num_rows()).map(|row| format!("{what} {:?}", block.slice(row, 1).columns())));
         };
@@ -213,6 +214,7 @@ impl Rig {
             let (what, block) = match output {
                 Output::Rows(block) => ("row", block),
                 Output::Late(block) => ("late", block),
+                Output::Side(..) => panic!("no step here has a side output"),
             };
             said.extend((0..block.num_rows()).map(|row| format!("{what} {:?}", block.slice(row, 1).columns())));
         };

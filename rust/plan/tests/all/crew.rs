@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Crew, CrewEvent, Event, Group, GroupConfig, PartitionRows, Resident, Rows};
-use penstock_plan::{CallError, Callbacks, ForeignState};
+use penstock_plan::{CallError, Callbacks, ForeignState, SideRows};
 
 use crate::group::{PATIENCE, read, rows};
 use crate::host::counting;
@@ -14,7 +14,12 @@ use crate::host::counting;
 struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, _: usize, batch: &arrow_array::RecordBatch) -> Result<arrow_array::RecordBatch, CallError> {
+    fn map(
+        &self,
+        _: usize,
+        batch: &arrow_array::RecordBatch,
+        _: &mut SideRows,
+    ) -> Result<arrow_array::RecordBatch, CallError> {
         Ok(batch.clone())
     }
 

@@ -9,7 +9,9 @@ use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_plan::host::{Begin, End, Piece};
 use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
-use penstock_plan::{CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, StepSpec};
+use penstock_plan::{
+    CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, SideRows, StepSpec,
+};
 
 fn columns(names: &[&str]) -> SchemaRef {
     Arc::new(Schema::new(names.iter().map(|name| Field::new(*name, DataType::Int64, true)).collect::<Vec<_>>()))
@@ -32,7 +34,7 @@ fn node(inputs: &[usize], step: StepSpec) -> NodeSpec {
 }
 
 fn map(call: usize, names: &[&str]) -> StepSpec {
-    StepSpec::MapBatches { call, schema: columns(names) }
+    StepSpec::MapBatches { call, schema: columns(names), sides: vec![] }
 }
 
 fn by_key() -> StepSpec {
@@ -65,7 +67,7 @@ fn refused(sources: &[&str], steps: Vec<NodeSpec>) -> String {
 struct Calls;
 
 impl Callbacks for Calls {
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         let mut all = read(std::slice::from_ref(batch));
         match call {
             0 => all.iter_mut().for_each(|row| row[1] += 1),
@@ -218,6 +220,7 @@ fn joins_of_columns_that_do_not_fit_are_refused() {
             Field::new("k", DataType::Utf8, true),
             Field::new("w", DataType::Int64, true),
         ])),
+        sides: vec![],
     };
     let of = |step: NodeSpec| vec![renamed.clone(), step];
     for (said, words) in [
@@ -396,7 +399,7 @@ fn a_drawing_has_every_edge_between_nodes_that_it_has() {
 
 #[test]
 fn a_drawing_says_what_is_exchanged_by_which_columns_and_what_is_kept() {
-    let renamed = StepSpec::MapBatches { call: 0, schema: columns(&["w", "x"]) };
+    let renamed = StepSpec::MapBatches { call: 0, schema: columns(&["w", "x"]), sides: vec![] };
     let steps = vec![node(&[1], renamed), node(&[0, 2], joined(&["k"], &["w"]))];
     let mut spec = graph(&["a\"\\", "b"], steps);
     spec.sources[0].schema = columns(&["k", "v"]);

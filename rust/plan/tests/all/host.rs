@@ -15,7 +15,7 @@ use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Refusal, Resident, Rows,
     Stored,
 };
-use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, StateFault};
+use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, SideRows, StateFault};
 
 fn schema_text(columns: &[&str]) -> String {
     let batch = rows(columns, &[]);
@@ -82,7 +82,7 @@ struct Numbering {
 }
 
 impl Callbacks for Numbers {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         Ok(batch.clone())
     }
 
@@ -91,7 +91,7 @@ impl Callbacks for Numbers {
         Box::new(Numbering { poison, stuck, applied, ..Numbering::default() })
     }
 
-    fn apply(&self, _: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+    fn apply(&self, _: usize, block: &mut Grouped<'_>, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         block.each(Numbering::apply)
     }
 }

@@ -14,13 +14,13 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_files::Range;
 use penstock_plan::host::{Event, Rows};
 use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, Validate, WindowKind};
-use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, LateRows, Plan, PlanSpec, StepSpec};
+use penstock_plan::{Beside, CallError, Callbacks, ForeignState, JoinHow, Plan, PlanSpec, SideRows, StepSpec};
 use proptest::prelude::*;
 
 struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, _: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, _: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         unreachable!("no step calls")
     }
 
@@ -331,11 +331,11 @@ fn late_rows_are_declared() {
     let outputs = plan.late_outputs();
     assert_eq!(outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), ["s0", "s1"]);
     assert_eq!(outputs[1].of, [(0, 1)]);
-    let lates = LateRows::of(&plan);
+    let beside = Beside::of(&plan);
     let rows = block(JoinHow::Left, 1, &[[Some(1), None, Some(2)]]);
-    let packed = lates.pack(0, 1, rows.clone()).unwrap();
-    assert_eq!((packed.schema(), packed.column(0).null_count()), (lates.schema().clone(), 1));
-    let (kind, unpacked) = lates.unpack(&packed);
+    let packed = beside.pack(beside.late(0, 1), rows.clone()).unwrap();
+    assert_eq!((packed.schema(), packed.column(0).null_count()), (beside.schema().clone(), 1));
+    let (kind, unpacked) = beside.unpack(&packed);
     assert_eq!((kind, unpacked.columns()), (1, rows.columns()));
     assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), [0, 1].map(|side| columns(JoinHow::Semi, side).to_vec()));
     let windowed = |side: [&'static str; 3]| [&["window_start", "window_end"][..], &side[..]].concat();

@@ -154,7 +154,7 @@ fn rows_are_those_of_the_operator_at_its_end() {
         let mut expected = Vec::new();
         let mut take = |output| match output {
             Output::Rows(rows) => expected.push(rows),
-            Output::Late(_) => {}
+            Output::Late(_) | Output::Side(..) => {}
         };
         match updates {
             true => op.end_epoch(&mut table, &mut take).unwrap(),
@@ -276,7 +276,7 @@ fn a_join_tells_the_rows_of_both_sides() {
         let hashes = spec.hashes(&routed).unwrap();
         op.apply(&mut table, side, &spec.carry(routed).unwrap(), &hashes, &mut |output| match output {
             Output::Rows(rows) => pairs.push(rows),
-            Output::Late(_) => panic!("nothing is late"),
+            Output::Late(_) | Output::Side(..) => panic!("nothing is late"),
         })
         .unwrap();
     }

@@ -13,7 +13,7 @@ use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Event, Group, GroupConfig, MARK, PartitionRows, Refusal, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
-use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
+use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan, SideRows};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,7 +27,7 @@ fn keys(keys: impl IntoIterator<Item = i64>) -> RecordBatch {
 struct Meeting(Mutex<bool>, Condvar);
 
 impl Callbacks for Meeting {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         let mut next = self.0.lock().unwrap();
         if batch.column(0).as_primitive::<Int64Type>().value(0) == 1 {
             *next = true;
@@ -64,7 +64,7 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
         StepSpec::Agg { emit: Some(Emit::Update), aggs: vec![count], operator: None },
     ];
     if mapped {
-        steps.insert(0, StepSpec::MapBatches { call: 0, schema });
+        steps.insert(0, StepSpec::MapBatches { call: 0, schema, sides: vec![] });
     }
     let plan = Plan::compile(PlanSpec::line(source, steps)).unwrap();
     let mut config = GroupConfig::founding(Arc::new(plan), Arc::new(Meeting::default()), 4, workers as u32);

@@ -7,12 +7,17 @@ use crate::group::{Cluster, Deed, PATIENCE, Random, config, deeds, fresh, read, 
 use penstock_bins::{Command, ControlError, Range, Routing, number_of, range_of};
 use penstock_plan::host::{Event, HostError, Refusal, Resident};
 use penstock_plan::spec::schema_to_text;
-use penstock_plan::{CallError, Callbacks, ForeignState, Plan};
+use penstock_plan::{CallError, Callbacks, ForeignState, Plan, SideRows};
 
 struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, _: usize, batch: &arrow_array::RecordBatch) -> Result<arrow_array::RecordBatch, CallError> {
+    fn map(
+        &self,
+        _: usize,
+        batch: &arrow_array::RecordBatch,
+        _: &mut SideRows,
+    ) -> Result<arrow_array::RecordBatch, CallError> {
         Ok(batch.clone())
     }
 

@@ -40,7 +40,7 @@ pub fn read(batches: &[RecordBatch]) -> Vec<Vec<i64>> {
 #[derive(Debug, Default)]
 pub struct Done {
     pub rows: Vec<RecordBatch>,
-    pub late: Vec<RecordBatch>,
+    pub beside: Vec<RecordBatch>,
     pub records: Vec<Record>,
 }
 
@@ -114,7 +114,7 @@ impl Cluster {
     /// Waits until every worker has completed `epoch`, in which no row is late; counts completed migrations on the way.
     pub fn complete(&self, epoch: u64, migrated: &mut usize) -> Result<Vec<RecordBatch>, HostError> {
         let done = self.done(epoch, migrated)?;
-        assert_eq!(done.late.iter().map(RecordBatch::num_rows).sum::<usize>(), 0, "late rows in epoch {epoch}");
+        assert_eq!(done.beside.iter().map(RecordBatch::num_rows).sum::<usize>(), 0, "late rows in epoch {epoch}");
         Ok(done.rows)
     }
 
@@ -128,10 +128,10 @@ impl Cluster {
                     .recv_timeout(PATIENCE)
                     .unwrap_or_else(|_| panic!("epoch {epoch} hangs: {:?}", group.stats()))
                 {
-                    Event::EpochDone { epoch: done, outputs, late, record, .. } => {
+                    Event::EpochDone { epoch: done, outputs, beside, record, .. } => {
                         assert_eq!(done, epoch);
                         all.rows.extend(outputs.into_iter().map(Rows::into_here));
-                        all.late.extend(late.into_iter().map(Rows::into_here));
+                        all.beside.extend(beside.into_iter().map(Rows::into_here));
                         all.records.extend(record);
                         left -= 1;
                     }

@@ -12,8 +12,8 @@ use arrow_schema::DataType;
 use penstock_bins::{BinState, BinTable, Block, Encoding, Routing};
 use penstock_plan::chain::Stateless;
 use penstock_plan::{
-    CallError, Callbacks, FlowBlock, ForeignState, Grouped, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec, State,
-    StateFault,
+    CallError, Callbacks, FlowBlock, ForeignState, Grouped, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec,
+    SideRows, State, StateFault,
 };
 
 /// A value to compare; every NaN is equal.
@@ -137,7 +137,7 @@ impl ForeignState for Counting {
 pub struct TestCalls;
 
 impl Callbacks for TestCalls {
-    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, _: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         Ok(batch.clone())
     }
 
@@ -145,7 +145,7 @@ impl Callbacks for TestCalls {
         Box::<Counting>::default()
     }
 
-    fn apply(&self, _: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+    fn apply(&self, _: usize, block: &mut Grouped<'_>, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         block.each(Counting::apply)
     }
 }
@@ -204,6 +204,7 @@ impl Cluster {
                     assert_eq!(batch.schema(), self.stages[stage].keyed.routed);
                     self.late.push(batch);
                 }
+                Output::Side(..) => panic!("no step here has a side output"),
                 Output::Rows(batch) => {
                     assert_eq!(batch.schema(), self.stages[stage].keyed.output);
                     assert!((1..=penstock_plan::BLOCK_ROWS).contains(&batch.num_rows()));
@@ -223,7 +224,7 @@ impl Cluster {
         let mut batch = batch;
         for step in &self.plan.stages()[at].inlets[0].pre {
             let Stateless::Map(map) = step else { panic!("{} is no map", step.step()) };
-            batch = map.apply(&self.calls, &batch)?;
+            batch = map.apply(&self.calls, &batch)?.0;
         }
         let routed = stage.keyed.assign_after(&batch, self.watermark)?;
         assert_eq!(routed.schema(), stage.keyed.routed);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow_array::RecordBatch as Batch;
 use arrow_schema::SchemaRef;
-use penstock_plan::{CallError, Expansion, Spoiled};
+use penstock_plan::{CallError, Expansion, SideRows, Spoiled};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
@@ -20,8 +20,9 @@ use crate::convert::{self, Misfit};
 const DRAW_BYTES: usize = 1 << 20;
 const FIRST_DRAW: usize = 64;
 
-/// What Python returns from a draw: what was made, inputs that are left, and the failure of one with its text and the rows it had given.
-type Drawn<'py> = (Bound<'py, PyList>, u64, Option<(Option<String>, u64, Bound<'py, PyAny>)>);
+/// What Python returns from a draw: what was made, inputs that are left, the failure of one with its text and the rows it had given,
+/// and what goes to side outputs.
+type Drawn<'py> = (Bound<'py, PyList>, u64, Option<(Option<String>, u64, Bound<'py, PyAny>)>, Bound<'py, PyList>);
 
 /// Begins to expand a block.
 pub(super) fn begin(call: &Arc<Call>, batch: &Batch, skip: bool) -> Result<Box<dyn Expansion>, CallError> {
@@ -63,12 +64,12 @@ impl Expansion for PyExpansion {
         self.left.max(u64::from(self.rest.is_some()))
     }
 
-    fn draw(&mut self, room: usize) -> (Vec<Batch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, sides: &mut SideRows) -> (Vec<Batch>, Result<(), Spoiled>) {
         if let Some(rest) = self.rest.take() {
             return (vec![self.cut(rest, room)], Ok(()));
         }
         let room_here = if self.rows { room.min(self.most) } else { room };
-        match self.ask(room_here) {
+        match self.ask(room_here, sides) {
             Ok((Some(batch), spoiled)) => {
                 if self.rows && batch.num_rows() > 0 {
                     let bytes = batch.get_array_memory_size() / batch.num_rows();
@@ -92,12 +93,13 @@ impl PyExpansion {
         batch.slice(0, room)
     }
 
-    fn ask(&mut self, room: usize) -> Result<(Option<Batch>, Result<(), Spoiled>), CallError> {
+    fn ask(&mut self, room: usize, sides: &mut SideRows) -> Result<(Option<Batch>, Result<(), Spoiled>), CallError> {
         let step = self.call.step.as_str();
         attached(step, |py| {
             let drawn = self.object.bind(py).call_method1(pyo3::intern!(py, "draw"), (room,))?;
-            let (made, left, failure): Drawn<'_> = drawn.cast::<PyTuple>()?.extract()?;
+            let (made, left, failure, beside): Drawn<'_> = drawn.cast::<PyTuple>()?.extract()?;
             self.left = left;
+            self.call.take_sides(&beside, sides)?;
             let misfit = |reason: &str| refused(self.call.object.bind(py), reason);
             let batch = match (self.rows, made.is_empty()) {
                 (_, true) => None,

@@ -115,12 +115,13 @@ impl Expand<Block> for Hand {
         }
     }
 
-    fn seal(&mut self, gathered: Gathered) -> Result<Block, BoxError> {
-        match gathered {
-            Gathered::Items(items) => Ok(Block::Items(Arc::new(items))),
-            Gathered::Rows(batch) => Ok(Block::Rows(batch)),
-            Gathered::Nothing => Err("a block of nothing".into()),
-        }
+    fn seal(&mut self, gathered: Gathered, give: &mut dyn FnMut(Block)) -> Result<(), BoxError> {
+        give(match gathered {
+            Gathered::Items(items) => Block::Items(Arc::new(items)),
+            Gathered::Rows(batch) => Block::Rows(batch),
+            Gathered::Nothing => return Err("a block of nothing".into()),
+        });
+        Ok(())
     }
 }
 

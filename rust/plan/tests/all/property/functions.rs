@@ -10,8 +10,8 @@ use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch,
 use arrow_schema::{DataType, SchemaRef};
 use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::{
-    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, NULL_HASH, Spoiled, StateFault,
-    States, hash_int,
+    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, NULL_HASH, SideRows, Spoiled,
+    StateFault, States, hash_int,
 };
 
 use super::{Bag, Row, plain, schema};
@@ -154,7 +154,7 @@ impl Functions {
 }
 
 impl Callbacks for Functions {
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.count()?;
         let call = &self.calls[call];
         Ok(block(&call.made(), &cells(batch).iter().flat_map(|row| call.rows(row)).collect::<Bag>()))
@@ -171,7 +171,7 @@ impl Callbacks for Functions {
         Box::<Memory>::default()
     }
 
-    fn apply(&self, call: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+    fn apply(&self, call: usize, block: &mut Grouped<'_>, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.count()?;
         let call = &self.calls[call];
         block.each(|state: &mut Memory, batch| {
@@ -180,7 +180,13 @@ impl Callbacks for Functions {
         })
     }
 
-    fn end_epoch(&self, call: usize, end: &EpochEnd, states: &mut States<'_>) -> Result<Vec<RecordBatch>, CallError> {
+    fn end_epoch(
+        &self,
+        call: usize,
+        end: &EpochEnd,
+        states: &mut States<'_>,
+        _: &mut SideRows,
+    ) -> Result<Vec<RecordBatch>, CallError> {
         self.count()?;
         let ms = end.after_us.map_or(i64::MIN, |us| if us == i64::MAX { us } else { us.div_euclid(1_000) });
         let made: Bag = states.held().into_iter().flat_map(|bin| states.of::<Memory>(bin).end_epoch(ms)).collect();
@@ -204,7 +210,7 @@ impl Expansion for Expanding {
         }
     }
 
-    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, _: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
         while self.made.len() < room {
             let Some(row) = self.inputs.pop_front() else { break };
             self.made.extend(self.call.rows(&row));

@@ -25,7 +25,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_bins::{Command, Range, Routing, bin, range_of};
 use penstock_files::File;
 use penstock_plan::host::{GroupConfig, HostError, Resident, Watermarks};
-use penstock_plan::{Callbacks, LateRows, Plan};
+use penstock_plan::{Beside, Callbacks, Plan};
 
 use self::functions::{Functions, block};
 use self::oracle::Given;
@@ -61,10 +61,10 @@ fn plain(cell: Cell) -> Cell {
 
 /// The rows that workers tell of an epoch, and the late ones by their kinds, sorted.
 pub(crate) fn told(plan: &Plan, done: &Done) -> Vec<(String, Bag)> {
-    let (lates, outputs) = (LateRows::of(plan), plan.late_outputs());
+    let (beside, outputs) = (Beside::of(plan), plan.late_outputs());
     let mut late = vec![Bag::new(); outputs.len()];
-    for batch in &done.late {
-        let (kind, batch) = lates.unpack(batch);
+    for batch in &done.beside {
+        let (kind, batch) = beside.unpack(batch);
         late[kind].extend(cells(&batch));
     }
     let late = outputs.into_iter().zip(late).map(|(output, rows)| (output.name, sorted(rows)));

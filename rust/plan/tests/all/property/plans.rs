@@ -141,7 +141,7 @@ impl Making<'_> {
         let (ints, texts) = (at(DataType::Int64), at(DataType::Utf8));
         let key = ints.iter().copied().find(|at| Some(*at) != shape.time).filter(|_| self.chance(70));
         let call = self.call(Call::Plain { key, time: shape.time, text: texts.first().copied() });
-        self.push(&[node], StepSpec::MapBatches { call, schema: plain })
+        self.push(&[node], StepSpec::MapBatches { call, schema: plain, sides: vec![] })
     }
 
     fn step(&mut self) {
@@ -168,7 +168,7 @@ impl Making<'_> {
         self.points[at].used = true;
         let time = self.shapes[node].time;
         let call = self.call(Call::Plain { key: None, time, text: None });
-        let made = self.push(&[node], StepSpec::MapBatches { call, schema: schema(&PLAIN, false) });
+        let made = self.push(&[node], StepSpec::MapBatches { call, schema: schema(&PLAIN, false), sides: vec![] });
         self.tell(made, rows);
     }
 
@@ -177,7 +177,7 @@ impl Making<'_> {
         self.points[at].used = true;
         let schema = self.shapes[node].schema.clone();
         let call = self.call(Call::Some(schema.clone()));
-        let made = self.push(&[node], StepSpec::MapBatches { call, schema });
+        let made = self.push(&[node], StepSpec::MapBatches { call, schema, sides: vec![] });
         self.points.push(Point { node: made, rows, ordered, used: false });
     }
 
@@ -188,7 +188,7 @@ impl Making<'_> {
         let node = self.plain(node);
         let (which, each) = (self.random.below(3), self.chance(50));
         let call = self.call(if which == 2 { Call::Halves } else { Call::Copies { each } });
-        let flat = StepSpec::FlatMap { call, schema: schema(&PLAIN, false), rows: each };
+        let flat = StepSpec::FlatMap { call, schema: schema(&PLAIN, false), rows: each, sides: vec![] };
         let step = match which {
             0 => flat,
             1 => {
@@ -196,7 +196,7 @@ impl Making<'_> {
                 StepSpec::Bounded { batches, batch_size, memory: None, on_failure: OnFailure::Stop, body: vec![flat] }
             }
             _ => {
-                let body = vec![StepSpec::MapBatches { call, schema: schema(&PLAIN, true) }];
+                let body = vec![StepSpec::MapBatches { call, schema: schema(&PLAIN, true), sides: vec![] }];
                 StepSpec::Iterate { again: "again".into(), body }
             }
         };
@@ -228,7 +228,7 @@ impl Making<'_> {
         let call = self.call(if in_order { Call::Orders } else { Call::Sums });
         let (columns, schema) = (vec!["k".to_owned()], schema(&PLAIN, false));
         let (name, operator) = ("keeps".to_owned(), None);
-        let step = StepSpec::StatefulMap { call, ends: !in_order, columns, schema, name, operator };
+        let step = StepSpec::StatefulMap { call, ends: !in_order, columns, schema, name, operator, sides: vec![] };
         let made = self.push(&[node], step);
         self.tell(made, if in_order { rows } else { 3 * rows });
     }

@@ -1,0 +1,132 @@
+"""Rows beside the output, by their kinds: who takes which, and rows of several kinds in one batch.
+
+A flow has a kind of late rows for each source that is windowed or joined in time, under the name of the source; where
+that does not tell kinds apart (the same source with other columns at another step, or several sources in one stream)
+under that of the step's state. And it has a kind for each side output, under its name. The native part gives rows of
+several kinds as batches with a struct column for each, late ones first, of which each row has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+
+__all__ = ["Apart", "Kinds", "require"]
+
+#: Takes rows of one kind.
+Taker = Callable[[pa.RecordBatch], Any]
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """The kinds of rows beside the output of a flow, with their columns.
+
+    Attributes
+    ----------
+    late : dict of str to pyarrow.Schema
+        Of late rows.
+    sides : dict of str to pyarrow.Schema
+        Of side outputs.
+    """
+
+    late: dict[str, pa.Schema]
+    sides: dict[str, pa.Schema]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Kinds:
+        """Those that the compiler tells of."""
+        late, sides = (
+            {name: pa.schema(schema) for name, schema in facts[what]} for what in ("late_outputs", "side_outputs")
+        )
+        return cls(late, sides)
+
+    def wanted(self, sides: Mapping[str, Any] | None) -> list[int]:
+        """The numbers of the kinds that a run is to keep: late rows, and the side outputs that somebody takes."""
+        taken = [len(self.late) + number for number, name in enumerate(self.sides) if name in (sides or {})]
+        return [*range(len(self.late)), *taken]
+
+
+def require(late: Any, sides: Any, kinds: Kinds, takes: str) -> None:
+    """Refuses what takes no late rows, or no side outputs, of these kinds.
+
+    Raises
+    ------
+    ConfigError
+        It names the kinds that there are.
+    """
+    if late is not None and not callable(late):
+        none = "none: no step of it has late rows"
+        _require(late, "late", list(kinds.late), f"a function of {takes}, or a dict of kind to function", none, takes)
+    if sides is not None:
+        none = "none: no step of it declares sides="
+        _require(sides, "sides", list(kinds.sides), "a dict of name to function", none, takes)
+
+
+def _require(given: Any, what: str, names: Sequence[str], wanted: str, none: str, takes: str) -> None:
+    known = ", ".join(map(repr, names)) or none
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what}={given!r} must be {wanted}: {known}")
+    for name, sink in given.items():
+        if name not in names:
+            such = "late rows" if what == "late" else "side output"
+            raise ConfigError(f"{what}={{{name!r}: ...}}: this flow has no such {such}; there are {known}")
+        if not callable(sink):
+            raise ConfigError(f"{what}={{{name!r}: {sink!r}}}: it must be a function of {takes}")
+
+
+class Apart:
+    """Gives rows beside the output to who takes those of their kind.
+
+    Parameters
+    ----------
+    late
+        A function of a batch, or one for each of some kinds; None: nobody takes late rows.
+    sides
+        A function for each of some side outputs.
+    kinds
+        All kinds.
+    """
+
+    def __init__(
+        self, late: Taker | Mapping[str, Taker] | None, sides: Mapping[str, Taker] | None, kinds: Kinds
+    ) -> None:
+        self._late = late
+        self._sides = sides or {}
+        #: Whether somebody takes late rows.
+        self.takes_late = late is not None
+        of_late = [late.get(name) if isinstance(late, Mapping) else late for name in kinds.late]
+        self._takers = [*of_late, *(self._sides.get(name) for name in kinds.sides)]
+        self._lates = len(kinds.late)
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        """Hand a batch of the native part on."""
+        for kind, rows in self._parts(batch):
+            taker = self._takers[kind]
+            if taker is not None:
+                taker(rows)
+
+    def late_rows(self, batch: pa.RecordBatch) -> int:
+        """How many of its rows are late ones."""
+        if len(self._takers) < 2:
+            return batch.num_rows if self._lates else 0
+        return sum(len(column) - column.null_count for column in batch.columns[: self._lates])
+
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """The kinds that are in a batch, and the rows of each."""
+        if len(self._takers) < 2:
+            return [(0, batch)]
+        parts = []
+        for kind, column in enumerate(batch.columns):
+            if column.null_count < len(column):
+                struct = column if column.null_count == 0 else column.drop_null()
+                fields = [struct.type.field(number) for number in range(struct.type.num_fields)]
+                parts.append((kind, pa.RecordBatch.from_arrays(struct.flatten(), schema=pa.schema(fields))))
+        return parts
+
+    def __repr__(self) -> str:
+        return repr(self._late if not self._sides else self._sides)
