@@ -343,6 +343,7 @@ impl Core {
                 }
                 // The list says where they are.
                 Output::Admitted { .. } => {}
+                Output::Crowded(home) => self.endpoint.refuse(home),
                 Output::Seated => {
                     self.endpoint.speak();
                     membership.set_stage(Stage::Seated);

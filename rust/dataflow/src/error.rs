@@ -286,6 +286,21 @@ impl Report {
         }
     }
 
+    /// With a text of at most so many bytes, and how many there were.
+    pub(crate) fn cut(mut self, limit: usize) -> Self {
+        let (Report::Operator { text, .. }
+        | Report::Panic { text, .. }
+        | Report::Program { text, .. }
+        | Report::Other { text, .. }
+        | Report::Lost { text, .. }) = &mut self;
+        let bytes = text.len();
+        if bytes > limit {
+            text.truncate(text.floor_char_boundary(limit));
+            text.push_str(&format!("... ({bytes} bytes)"));
+        }
+        self
+    }
+
     pub(crate) fn into_error(self) -> Error {
         match self {
             Report::Operator { name, worker, text } => {

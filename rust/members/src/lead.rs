@@ -46,8 +46,11 @@ impl<P: Clone> Member<P> {
             _ if !self.leads() => return None,
             _ => {}
         }
-        self.requests =
-            std::mem::take(&mut self.requests).into_iter().filter(|request| self.is_open(request)).collect();
+        let open = self.requests.iter().filter(|request| self.is_open(request));
+        let crowd: Vec<Home> = open.filter_map(|request| self.crowded(request)).collect();
+        crowd.into_iter().for_each(|home| self.say(Output::Crowded(home)));
+        let requests = std::mem::take(&mut self.requests).into_iter();
+        self.requests = requests.filter(|request| self.is_open(request) && self.crowded(request).is_none()).collect();
         let next = self.requests.iter().enumerate().find_map(|(at, request)| Some((at, self.follows(request)?)));
         let Some((at, list)) = next else {
             self.stay();
@@ -86,6 +89,14 @@ impl<P: Clone> Member<P> {
             // The answer to its own may have come before a copy of it.
             Request::Leave(leaver) => stands(leaver, Standing::Full) && (*leaver != self.id || self.leaves),
             Request::Close { leaver, .. } => stands(leaver, Standing::Leaving),
+        }
+    }
+
+    /// Who asks for more than there is room for.
+    fn crowded(&self, request: &Request) -> Option<Home> {
+        match request {
+            Request::Admit { home, count, .. } if !self.list.has_room(*count) => Some(*home),
+            _ => None,
         }
     }
 

@@ -185,6 +185,12 @@ impl List {
         self.full().next()
     }
 
+    /// Whether so many more may be members.
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        let fits = |used: usize, most| used.saturating_add(count) <= most;
+        fits(self.members.len(), MAX_MEMBERS) && fits(self.next, MAX_IDS)
+    }
+
     /// The list after this one, if the change is possible now.
     pub fn after(&self, change: Change) -> Option<List> {
         let mut members = self.members.clone();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use penstock_progress::caster::{Caster, Gap};
 
 use crate::joining::Joining;
-use crate::list::{Change, Id, List, Standing};
+use crate::list::{Change, Home, Id, List, Standing};
 use crate::message::{Bundle, Grant, LANES, Lane, Message, Request};
 use crate::serving::Record;
 
@@ -96,6 +96,8 @@ pub enum Output<P> {
         /// For the joiners.
         joiners: Vec<Id>,
     },
+    /// Said at the lead: there is no room for those who were to be admitted there.
+    Crowded(Home),
     /// This joiner is a full member and holds its capabilities: it may send.
     Seated,
     /// This joiner was withdrawn.

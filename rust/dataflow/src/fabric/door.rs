@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use penstock_members::List;
-use penstock_members::list::{Home, MAX_MEMBERS};
+use penstock_members::list::{Home, MAX_IDS, MAX_MEMBERS};
 use serde::{Deserialize, Serialize};
 
 use super::link::Outbox;
@@ -35,7 +35,7 @@ pub enum JoinError {
     #[error("0 workers were asked for; ask for 1 or more")]
     Nobody,
     /// More than a run may have at a time.
-    #[error("{0} workers were asked for; a run has at most {MAX_MEMBERS}")]
+    #[error("{0} workers were asked for; a run has at most {MAX_MEMBERS} at a time, and {MAX_IDS} in all")]
     Many(usize),
     /// There is nothing to join any more.
     #[error("all dataflows are finished, so there is nothing to join")]
@@ -93,8 +93,20 @@ struct Desk {
 /// What is kept for one ticket.
 struct Place {
     count: usize,
+    /// Answered: nothing more comes for it.
     granted: bool,
+    /// The answer was that there is no room.
+    crowded: bool,
     seats: Option<Vec<Endpoint>>,
+}
+
+/// What a ticket has come to.
+enum Look {
+    Seats(Vec<Endpoint>),
+    Waits,
+    /// The run has failed: the verdict says why, which may take a while.
+    Stopped,
+    Never(JoinError),
 }
 
 impl Hall {
@@ -264,6 +276,15 @@ impl Shared {
         self.wake_all();
     }
 
+    /// The lead says that there is no room for what was asked for here.
+    pub(super) fn crowded(&self, ticket: u64) {
+        let Some(hall) = &self.hall else { return };
+        if let Some(place) = hall.desk().places.get_mut(&ticket).filter(|place| !place.granted) {
+            (place.granted, place.crowded) = (true, true);
+        }
+        hall.wake();
+    }
+
     /// All dataflows are finished somewhere, so they will be everywhere.
     pub(super) fn is_over(&self) -> bool {
         self.hall.as_ref().is_some_and(|hall| hall.over.load(Ordering::Acquire))
@@ -278,12 +299,13 @@ impl Shared {
 
     /// A link failed. Where members are fixed that ends the run; else each worker knows what that process is to it.
     pub(super) fn link_lost(&self, process: usize, error: Error) {
+        // First: who waits for its word waits no longer.
+        self.verdict.ended(process);
         if self.hall.is_none() {
             self.abort(error);
         } else {
             self.cut(process, Some(error));
         }
-        self.verdict.ended(process);
     }
 
     /// A process has left, or is lost: nothing comes from it any more, and nothing is sent to it.
@@ -309,6 +331,8 @@ impl Shared {
             }
         }
         hall.wake();
+        // It may be the one whose welcome was waited for.
+        self.knock();
     }
 
     /// A link is used from now on: what its process has to know at once.
@@ -355,7 +379,8 @@ impl Door {
     /// that builds the same dataflows and calls `bootstrap`, at once: others wait for it.
     ///
     /// # Errors
-    /// [`JoinError::Nobody`] when `count` is 0, [`JoinError::Many`] when it is more than a run may have.
+    /// [`JoinError::Nobody`] when `count` is 0, [`JoinError::Many`] when it is more than a run may have. Whether there is room for them
+    /// beside those that are there, the ticket says.
     pub fn ask(&self, count: usize) -> Result<Ticket, JoinError> {
         match count {
             0 => return Err(JoinError::Nobody),
@@ -367,7 +392,7 @@ impl Door {
             let mut desk = hall.desk();
             desk.tickets += 1;
             let number = desk.tickets;
-            desk.places.insert(number, Place { count, granted: false, seats: None });
+            desk.places.insert(number, Place { count, granted: false, crowded: false, seats: None });
             if !hall.is_outside() {
                 // Its last member may leave before the others hear of it.
                 let linked = self.shared.links().iter().map(|outbox| outbox.process()).collect();
@@ -388,7 +413,8 @@ impl Ticket {
     /// # Errors
     /// Why there will be none.
     pub fn try_seats(&self) -> Result<Option<Vec<Endpoint>>, JoinError> {
-        self.look(&mut self.shared.hall().desk())
+        let look = self.look(&mut self.shared.hall().desk());
+        self.told(look)
     }
 
     /// Waits for the seats. Not for the thread of a worker, which others wait for.
@@ -399,28 +425,45 @@ impl Ticket {
         let hall = self.shared.hall();
         let mut desk = hall.desk();
         loop {
-            if let Some(seats) = self.look(&mut desk)? {
-                return Ok(seats);
+            match self.look(&mut desk) {
+                Look::Waits => desk = hall.changed.wait(desk).unwrap_or_else(PoisonError::into_inner),
+                look => {
+                    drop(desk);
+                    if let Some(seats) = self.told(look)? {
+                        return Ok(seats);
+                    }
+                    desk = hall.desk();
+                }
             }
-            desk = hall.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn look(&self, desk: &mut Desk) -> Result<Option<Vec<Endpoint>>, JoinError> {
-        let seats = desk.places.get_mut(&self.number).and_then(|place| place.seats.take());
-        if seats.is_some() {
-            return Ok(seats);
+    fn look(&self, desk: &mut Desk) -> Look {
+        let place = desk.places.get_mut(&self.number);
+        let crowded = place.as_ref().and_then(|place| place.crowded.then_some(place.count));
+        if let Some(seats) = place.and_then(|place| place.seats.take()) {
+            return Look::Seats(seats);
         }
-        if let Some(error) = self.shared.verdict.report() {
-            return Err(JoinError::Stopped(error));
+        if self.shared.verdict.is_stopped() {
+            return Look::Stopped;
         }
         let hall = self.shared.hall();
         let links = self.shared.links();
         let left = || !links.is_empty() && links.iter().all(|outbox| outbox.is_departed());
         if hall.over.load(Ordering::Acquire) || hall.is_outside() && left() {
-            return Err(JoinError::Over);
+            return Look::Never(JoinError::Over);
         }
-        Ok(None)
+        crowded.map_or(Look::Waits, |count| Look::Never(JoinError::Many(count)))
+    }
+
+    /// Without the desk, which those need who bring the last word for the verdict.
+    fn told(&self, look: Look) -> Result<Option<Vec<Endpoint>>, JoinError> {
+        match look {
+            Look::Seats(seats) => Ok(Some(seats)),
+            Look::Waits => Ok(None),
+            Look::Stopped => self.shared.verdict.report().map_or(Ok(None), |error| Err(JoinError::Stopped(error))),
+            Look::Never(error) => Err(error),
+        }
     }
 }
 
@@ -476,6 +519,15 @@ impl Endpoint {
     pub(crate) fn extend(&self, list: &List) {
         self.shared.extend(list);
         self.look_up();
+    }
+
+    /// There is no room for what was asked for there.
+    pub(crate) fn refuse(&self, home: Home) {
+        if home.process == self.shared.process {
+            self.shared.crowded(home.ticket);
+        } else if let Some(outbox) = self.shared.links().iter().find(|outbox| outbox.process() == home.process) {
+            outbox.send_crowded(home.ticket);
+        }
     }
 
     /// Processes of a list that have left or are lost.
@@ -555,5 +607,29 @@ impl std::fmt::Debug for Door {
 impl std::fmt::Debug for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ticket").field("number", &self.number).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verdict::Cause;
+    use super::*;
+
+    /// What a process says last is waited for, unless it is gone: that is known though nobody gets to the desk.
+    #[test]
+    fn a_lost_link_is_known_to_the_verdict_before_anybody_waits_for_the_desk() {
+        let shared = Shared::new(Vec::new(), Vec::new(), 2, 0, Some(Hall::new(None)));
+        shared.verdict.begin(0);
+        shared.stop(None, Cause { origin: 1, error: Error::Setup { reason: "test".to_owned() } });
+        assert!(!shared.verdict.is_decided(), "process 0 may know a better cause");
+        std::thread::scope(|scope| {
+            let _desk = shared.hall().desk();
+            scope.spawn(|| shared.link_lost(0, Error::PeerLost { process: 0, reason: "test".to_owned() }));
+            let began = std::time::Instant::now();
+            while !shared.verdict.is_decided() {
+                assert!(began.elapsed().as_secs() < 60, "it waits for the desk");
+                std::thread::yield_now();
+            }
+        });
     }
 }

@@ -42,11 +42,13 @@ pub(super) enum Kind {
     Welcome = 11,
     /// All dataflows are finished.
     Over = 12,
+    /// There is no room for what was asked for with that ticket.
+    Crowded = 13,
 }
 
 impl Kind {
     /// All of them, each at its number.
-    pub(super) const ALL: [Kind; 13] = [
+    pub(super) const ALL: [Kind; 14] = [
         Kind::Data,
         Kind::Progress,
         Kind::Abort,
@@ -60,6 +62,7 @@ impl Kind {
         Kind::Ask,
         Kind::Welcome,
         Kind::Over,
+        Kind::Crowded,
     ];
 }
 

@@ -29,6 +29,9 @@ use crate::wire::encode_serde;
 /// How much data is taken between two looks at the urgent lane, and given to the stream in one call.
 const CHUNK_BYTES: u64 = 256 * 1024;
 
+/// Longest text of a cause that is told, in bytes.
+const REPORT_BYTES: usize = 1 << 20;
+
 /// Frames on their way to one process, and how many of its own we have taken.
 pub(super) struct Outbox {
     process: usize,
@@ -97,7 +100,7 @@ impl Outbox {
     /// Tells the other process why this fabric stops. Data that waits is of no use to it any more.
     pub(super) fn send_abort(&self, from: usize, cause: &Cause) {
         let mut body = Vec::new();
-        encode_serde(&(cause.origin, Report::of(&cause.error, from)), &mut body);
+        encode_serde(&(cause.origin, Report::of(&cause.error, from).cut(REPORT_BYTES)), &mut body);
         self.lanes.drop_data();
         self.put(Kind::Abort, Frame::new(self.tag, Kind::Abort, 0, from, 0, body));
     }
@@ -137,6 +140,12 @@ impl Outbox {
     pub(super) fn send_welcome(&self, founders: usize) {
         let body = (founders as u64).to_le_bytes().to_vec();
         self.put(Kind::Welcome, Frame::new(self.tag, Kind::Welcome, 0, 0, 0, body));
+    }
+
+    /// Tells the other process that there is no room for what it asked for.
+    pub(super) fn send_crowded(&self, ticket: u64) {
+        let body = ticket.to_le_bytes().to_vec();
+        self.put(Kind::Crowded, Frame::new(self.tag, Kind::Crowded, 0, 0, 0, body));
     }
 
     /// Tells the other process that all dataflows are finished.
@@ -323,6 +332,20 @@ mod tests {
         outbox.send_abort(0, &Cause { origin: 0, error: Error::Setup { reason: "test".to_string() } });
         assert_eq!(sizes(&outbox).len(), 1);
         assert_eq!(sizes(&outbox), [] as [u64; 0], "an abort drops state that waits");
+    }
+
+    /// A frame that is too large would be told as a fault of this process.
+    #[test]
+    fn a_cause_that_is_too_long_is_cut() {
+        let outbox = outbox(1 << 20);
+        let reason = "\u{20ac}".repeat(REPORT_BYTES);
+        let error = Error::Aborted { worker: 3, reason };
+        outbox.send_abort(0, &Cause { origin: 0, error });
+        let mut frames = Vec::new();
+        outbox.lanes.take(&mut frames, 1, false);
+        let (_, report): (usize, Report) = crate::wire::decode_serde(&frames[0].body).unwrap();
+        let Error::Aborted { worker: 3, reason } = report.into_error() else { panic!("another error") };
+        assert_eq!(reason, format!("{}... ({} bytes)", "\u{20ac}".repeat(REPORT_BYTES / 3), 3 * REPORT_BYTES));
     }
 
     #[test]

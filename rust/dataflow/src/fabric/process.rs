@@ -533,6 +533,7 @@ impl Inbound {
             }
             Kind::Welcome => shared.welcomed(self.process, self.workers(self.number(&body)?, 0)?),
             Kind::Over => shared.end(),
+            Kind::Crowded => shared.crowded(self.number(&body)?),
         }
         Ok(())
     }

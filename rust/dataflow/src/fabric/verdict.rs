@@ -78,6 +78,12 @@ impl Verdict {
         self.state().best.as_ref().map(|(cause, _)| cause.clone())
     }
 
+    /// Whether a report would wait for nobody.
+    #[cfg(test)]
+    pub(super) fn is_decided(&self) -> bool {
+        self.state().is_decided()
+    }
+
     /// Whether the fabric stops.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)

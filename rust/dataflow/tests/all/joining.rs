@@ -9,6 +9,7 @@ use std::time::Duration;
 use penstock_dataflow::{
     BoxError, Error, Exchange, JoinError, MemberFault, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric,
 };
+use penstock_members::list::MAX_MEMBERS;
 use penstock_progress::timestamp::Product;
 
 /// Where each number went: (number, worker).
@@ -481,6 +482,7 @@ fn the_last_of_those_who_leave_at_the_same_time_stays() {
 fn misuse_is_refused_and_changes_nothing() {
     let (seats, door) = fabric::joinable(1);
     assert!(matches!(door.ask(0), Err(JoinError::Nobody)));
+    let crowd = door.ask(MAX_MEMBERS).unwrap();
     let mut worker = Worker::new(seats.into_iter().next().unwrap());
     let fault = |error: Error| match error {
         Error::Member { worker: 0, fault } => fault,
@@ -492,6 +494,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert!(!worker.bootstrap().unwrap() && !worker.bootstrap().unwrap());
     assert_eq!(fault(worker.leave().unwrap_err()), MemberFault::Alone);
     assert!(worker.step().unwrap());
+    assert!(matches!(crowd.try_seats(), Err(JoinError::Many(MAX_MEMBERS))), "with the one that is there");
     let ticket = door.ask(1).unwrap();
     assert!(ticket.try_seats().unwrap().is_none());
     worker.step().unwrap();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use penstock_dataflow::fabric::{self, Duplex, FabricGuard};
 use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Worker, execute};
+use penstock_members::list::MAX_MEMBERS;
 use penstock_progress::ProbeHandle;
 
 use crate::support::{self, TAG, tcp_pair};
@@ -238,6 +239,38 @@ fn processes_join_together_and_the_first_leaves() {
     let mut expected: Vec<u64> = (0..7).flat_map(|worker| worker * 100..worker * 100 + 50).collect();
     expected.sort_unstable();
     assert_eq!(sorted(&log).iter().map(|(number, _)| *number).collect::<Vec<_>>(), expected);
+}
+
+/// A process whose workers have no room hears of it; and one of whose links ends before its welcome came asks the others then.
+#[test]
+fn a_process_hears_that_there_is_no_room_and_does_not_wait_for_the_dead() {
+    let (mut cluster, founded) = Cluster::found(1, 1);
+    let program = move |worker: &mut Worker| {
+        let (input, probe) = numbers(worker, &Log::default());
+        worker.bootstrap()?;
+        while worker.peers() < 2 {
+            worker.step_or_park(None)?;
+        }
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok(())
+    };
+    let mut running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program)).collect();
+    let (crowd, crowd_guard) = cluster.dial();
+    assert!(matches!(crowd.ask(MAX_MEMBERS).unwrap().seats(), Err(JoinError::Many(MAX_MEMBERS))));
+    drop(crowd_guard);
+    // Process 2 dies with no word, and was no member.
+    cluster.sockets.resize_with(4, Vec::new);
+    let (ours, theirs) = cluster.pair(3, 0);
+    cluster.doors[0].clone().unwrap().link(3, theirs).unwrap();
+    let (silent, dead) = tcp_pair();
+    let streams: Vec<(usize, Box<dyn Duplex>)> = vec![(0, ours), (2, Box::new(silent))];
+    let (door, guard) = fabric::join_processes(3, streams, TAG, limits()).unwrap();
+    let ticket = door.ask(1).unwrap();
+    assert!(ticket.try_seats().unwrap().is_none());
+    drop(dead);
+    running.push(run(ticket.seats().unwrap(), guard, program));
+    running.into_iter().for_each(|process| process.join().unwrap().into_iter().for_each(|result| result.unwrap()));
 }
 
 /// Threads join processes that run already, by the door of any of them.

@@ -88,6 +88,13 @@ fn nobody_is_admitted_beyond_the_limits() {
         assert_eq!((lead.outputs(), lead.list().next), (Vec::new(), 1), "{count}");
     }
     assert_eq!(lead.remembers(), None);
+    lead.admit_at(home, MAX_MEMBERS, BTreeSet::from([0]));
+    lead.tick(0, &mut Nobody).unwrap();
+    assert_eq!(lead.outputs(), [Output::Crowded(home)], "it takes part itself");
+    assert_eq!((lead.list().version, lead.remembers()), (0, None));
+    lead.admit_at(home, MAX_MEMBERS - 1, BTreeSet::from([0]));
+    lead.tick(0, &mut Nobody).unwrap();
+    assert_eq!((lead.list().members.len(), lead.list().next), (MAX_MEMBERS, MAX_MEMBERS));
 }
 
 #[test]

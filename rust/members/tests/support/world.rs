@@ -599,6 +599,7 @@ impl<T: Time> World<T> {
                         }
                     }
                 }
+                Output::Crowded(home) => return Err(format!("there is no room for {home:?}")),
                 Output::Seated => self.seats += 1,
                 Output::Alone => {
                     let Worker { leaving, member, .. } = self.worker(at);
