@@ -291,6 +291,7 @@ fn bodies() -> [(&'static str, Vec<u8>); FRAME_KINDS] {
         ("ask", encoded(&(1_u64, 2_usize, [0_usize].as_slice()))),
         ("welcome", number(2)),
         ("over", Vec::new()),
+        ("crowded", number(1)),
     ]
 }
 
