@@ -191,7 +191,7 @@ impl Session {
         Ok(alive.is_answered(&wire.receive()?))
     }
 
-    /// Dials for a connection of a mesh and gives its socket away once the other end has answered, which it has `patience` to do.
+    /// Dials for a connection of a mesh and gives its socket away once the other end has answered, all of which has `patience`.
     pub(crate) fn dial_mesh(
         address: &str,
         keys: &Keys,
@@ -200,8 +200,10 @@ impl Session {
         limits: &Limits,
         patience: Duration,
     ) -> Result<Stream, ClusterError> {
+        let deadline = Instant::now() + patience;
         let mut session = Self::dial(address, keys, Role::Mesh, scope, context, limits)?;
-        session.set_read_timeout(Some(patience))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        session.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         session.receive_answer()?;
         session.into_stream()
     }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Accepted, Acceptor};
-use super::{Keys, Limits, Metrics, Role, Session, Stream};
+use super::{HandshakeError, Keys, Limits, Metrics, Role, Session, Stream};
 use crate::error::{ClusterError, Failure};
 use crate::message::MESH_SCOPE;
 
@@ -101,6 +101,13 @@ pub fn fuzz_introduction(context: &[u8]) -> bool {
     true
 }
 
+impl MeshPlan {
+    fn introduction(&self, to: usize) -> Introduction {
+        let (group, from, processes) = (self.group.clone(), self.process, self.addresses.len());
+        Introduction { group, from, to, processes, threads: self.threads }
+    }
+}
+
 /// A listener for one run.
 #[derive(Debug)]
 pub struct MeshPort {
@@ -137,12 +144,23 @@ impl MeshPort {
         patience: Duration,
         cancelled: &AtomicBool,
     ) -> Result<Vec<Option<Stream>>, MeshError> {
+        self.connect_within(plan, keys, patience, cancelled, Limits::default())
+    }
+
+    fn connect_within(
+        self,
+        plan: &MeshPlan,
+        keys: &Keys,
+        patience: Duration,
+        cancelled: &AtomicBool,
+        limits: Limits,
+    ) -> Result<Vec<Option<Stream>>, MeshError> {
         let (count, me) = (plan.addresses.len(), plan.process);
         if me >= count {
             return Err(MeshError::Shape { process: me, count });
         }
         let deadline = Instant::now() + patience;
-        let limits = Limits { handshake_time: patience.min(Limits::default().handshake_time), ..Limits::default() };
+        let limits = Limits { handshake_time: patience.min(limits.handshake_time), ..limits };
         let mut mesh: Vec<Option<Stream>> = plan.addresses.iter().map(|_| None).collect();
         let (arrived, arrivals) = channel();
         let port = (me > 0)
@@ -169,18 +187,8 @@ impl MeshPort {
             .map_err(Box::new)?;
         let stopped = || cancelled.load(Ordering::Acquire);
         for (process, address) in plan.addresses.iter().enumerate().skip(me + 1) {
-            if stopped() {
-                return Err(MeshError::Cancelled);
-            }
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
-            let limits = Limits { connect_time, dial_time, ..limits.clone() };
-            let stream = dial(plan, process, address, keys, &limits, left).map_err(|source| MeshError::Peer {
-                process,
-                address: address.clone(),
-                source: Box::new(source),
-            })?;
-            mesh[process] = Some(stream);
+            let dialled = reach(address, keys, &plan.introduction(process), &limits, deadline, cancelled)?;
+            mesh[process] = Some(dialled.map_err(|source| peer(process, address, source))?);
         }
         while let Some(process) = (0..me).find(|&process| mesh[process].is_none()) {
             if stopped() {
@@ -276,22 +284,11 @@ pub fn join_mesh(
     let deadline = Instant::now() + patience;
     let mut mesh = Vec::new();
     for (to, address) in doors {
-        if cancelled.load(Ordering::Acquire) {
-            return Err(MeshError::Cancelled);
-        }
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let limits = Limits::default();
-        let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
-        let limits = Limits { connect_time, dial_time, ..limits };
         let said = Introduction { group: group.to_owned(), from: process, to: *to, processes: 0, threads: 0 };
-        let context = serde_json::to_value(said).expect("names and numbers are JSON");
-        match Session::dial_mesh(address, keys, MESH_SCOPE, &context, &limits, left) {
+        match reach(address, keys, &said, &Limits::default(), deadline, cancelled)? {
             Ok(stream) => mesh.push((*to, stream)),
             Err(ClusterError::Io { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {}
-            Err(source) => {
-                let (address, source) = (address.clone(), Box::new(source));
-                return Err(MeshError::Peer { process: *to, address, source });
-            }
+            Err(source) => return Err(peer(*to, address, source)),
         }
     }
     Ok(mesh)
@@ -355,23 +352,36 @@ fn admit(accepted: Accepted, plan: &MeshPlan) -> Option<(usize, Session)> {
     Some((said.from, session))
 }
 
-fn dial(
-    plan: &MeshPlan,
-    process: usize,
+fn peer(process: usize, address: &str, source: ClusterError) -> MeshError {
+    MeshError::Peer { process, address: address.to_owned(), source: Box::new(source) }
+}
+
+/// Dials until the deadline. A port that is bound and not served yet takes connections, and answers when one handshake may be over.
+///
+/// # Errors
+/// [`MeshError::Cancelled`]; within, why there is no connection.
+fn reach(
     address: &str,
     keys: &Keys,
+    said: &Introduction,
     limits: &Limits,
-    patience: Duration,
-) -> Result<Stream, ClusterError> {
-    let said = Introduction {
-        group: plan.group.clone(),
-        from: plan.process,
-        to: process,
-        processes: plan.addresses.len(),
-        threads: plan.threads,
-    };
+    deadline: Instant,
+    cancelled: &AtomicBool,
+) -> Result<Result<Stream, ClusterError>, MeshError> {
     let context = serde_json::to_value(said).expect("names and numbers are JSON");
-    Session::dial_mesh(address, keys, MESH_SCOPE, &context, limits, patience)
+    loop {
+        if cancelled.load(Ordering::Acquire) {
+            return Err(MeshError::Cancelled);
+        }
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
+        let limits =
+            Limits { connect_time, dial_time, handshake_time: left.min(limits.handshake_time), ..limits.clone() };
+        match Session::dial_mesh(address, keys, MESH_SCOPE, &context, &limits, left) {
+            Err(ClusterError::Handshake(HandshakeError::Timeout)) if Instant::now() < deadline => {}
+            dialled => return Ok(dialled),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -482,5 +492,44 @@ mod tests {
         assert!(matches!(waited, Err(MeshError::Cancelled)));
         let wrong = ports.pop().unwrap().connect(&plan(3, &addresses), &secret(7), PATIENCE, &cancelled);
         assert!(matches!(wrong, Err(MeshError::Shape { process: 3, count: 3 })));
+    }
+
+    /// Limits that a handshake with who does not serve its port soon exceeds.
+    fn hasty() -> Limits {
+        Limits { handshake_time: Duration::from_millis(20), ..Limits::default() }
+    }
+
+    #[test]
+    fn who_is_not_served_yet_dials_until_it_is() {
+        let (ports, addresses) = ports(2);
+        let [dials, waits]: [MeshPort; 2] = ports.try_into().unwrap();
+        let dialling = {
+            let plan = plan(0, &addresses);
+            thread::spawn(move || dials.connect_within(&plan, &secret(7), PATIENCE, &AtomicBool::new(false), hasty()))
+        };
+        // The second one comes after the first was given up.
+        let given_up: Vec<_> = (0..2).map(|_| waits.listener.accept().unwrap()).collect();
+        waits.connect(&plan(1, &addresses), &secret(7), PATIENCE, &AtomicBool::new(false)).unwrap();
+        dialling.join().unwrap().unwrap();
+        drop(given_up);
+    }
+
+    #[test]
+    fn who_is_never_served_ends_when_cancelled_or_late() {
+        let (mut ports, addresses) = ports(3);
+        let waits = ports.pop().unwrap();
+        let (plan, cancelled) = (plan(1, &addresses), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let dials = ports.pop().unwrap();
+            let dialling =
+                scope.spawn(|| dials.connect_within(&plan, &secret(7), Duration::from_secs(3600), &cancelled, hasty()));
+            let _first = waits.listener.accept().unwrap();
+            cancelled.store(true, Ordering::Release);
+            assert!(matches!(dialling.join().unwrap(), Err(MeshError::Cancelled)));
+        });
+        let never = AtomicBool::new(false);
+        let doors = [(2, addresses[2].clone())];
+        let late = join_mesh("run", 3, &doors, &secret(7), Duration::from_millis(50), &never);
+        assert!(matches!(late, Err(MeshError::Peer { process: 2, .. })), "{late:?}");
     }
 }
