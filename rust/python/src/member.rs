@@ -21,6 +21,9 @@ use crate::fork::Owner;
 use crate::registry::{keys, limits};
 use crate::store;
 
+/// Longest pickled exception that goes to the driver: beside it goes what it says and where it was raised.
+const ORIGIN_BYTES: usize = 8 << 20;
+
 /// Reads the functions of a plan and writes exceptions, both cloudpickled; files of checkpoints are Python's.
 struct Pickles;
 
@@ -44,9 +47,10 @@ impl Loader for Pickles {
         };
         let write = |py: Python<'_>| -> PyResult<Vec<u8>> {
             let bytes = py.import("cloudpickle")?.call_method1("dumps", (origin.bind(py),))?;
-            Ok(bytes.cast::<PyBytes>()?.as_bytes().to_vec())
+            let bytes = bytes.cast::<PyBytes>()?.as_bytes();
+            Ok(if bytes.len() > ORIGIN_BYTES { Vec::new() } else { bytes.to_vec() })
         };
-        // One that does not pickle: the facts in the reply have to do.
+        // One that does not pickle, or to too much: the facts in the reply have to do.
         Python::try_attach(|py| write(py).unwrap_or_default()).unwrap_or_default()
     }
 

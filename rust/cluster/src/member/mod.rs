@@ -230,12 +230,21 @@ fn read(mut session: Session, inbox: &Sender<Incoming>) {
     }
 }
 
+/// What is attached is an exception, of which the body has the facts: one that is too long stays here.
+fn send(session: &mut Session, kind: Kind, call: u64, body: &str, attachment: &[u8]) -> Result<(), ClusterError> {
+    match session.send_body(kind, call, body, attachment) {
+        Err(ClusterError::Frame(FrameError::TooLong { .. })) if !attachment.is_empty() => {
+            session.send_body(kind, call, body, &[])
+        }
+        sent => sent,
+    }
+}
+
 fn write(mut session: Session, outbox: &Receiver<Outgoing>, heartbeat: Duration) {
     loop {
         let sent = match outbox.recv_timeout(heartbeat) {
             Ok(Outgoing::Reply { call, body, attachment }) => {
-                let sent = session.send_body(Kind::Reply, call, &body.to_string(), &attachment);
-                match sent {
+                match send(&mut session, Kind::Reply, call, &body.to_string(), &attachment) {
                     Err(ClusterError::Frame(FrameError::TooLong { bytes, limit })) => {
                         let message = format!("an answer of {bytes} bytes, {limit} are allowed");
                         let body = Failure::new("internal", message).to_body().to_string();
@@ -245,7 +254,7 @@ fn write(mut session: Session, outbox: &Receiver<Outgoing>, heartbeat: Duration)
                 }
             }
             Ok(Outgoing::Message { body, attachment }) => {
-                session.send_body(Kind::Message, 0, &body.to_string(), &attachment)
+                send(&mut session, Kind::Message, 0, &body.to_string(), &attachment)
             }
             Err(RecvTimeoutError::Timeout) => session.send(Kind::Heartbeat, &[]),
             Ok(Outgoing::Close) | Err(RecvTimeoutError::Disconnected) => return,
@@ -255,5 +264,53 @@ fn write(mut session: Session, outbox: &Receiver<Outgoing>, heartbeat: Duration)
             session.shutdown();
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::registry::{Registry, RegistryEvent};
+    use crate::session::Secret;
+
+    /// Unasked or asked: what happened is told, and the member goes on.
+    #[test]
+    fn an_exception_that_is_too_long_stays_and_its_facts_go() {
+        let keys = Keys::all(&Secret::new(std::array::from_fn(|at| at as u8)).unwrap());
+        let registry = Registry::bind_with("127.0.0.1", 0, None, keys.clone(), Limits::default()).unwrap();
+        let short = Limits { frame_bytes: 1 << 10, ..Limits::default() };
+        let mut session = Session::dial(registry.address(), &keys, Role::Member, "", &Value::Null, &short).unwrap();
+        session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
+        session.receive_answer().unwrap();
+        let mut events = Vec::new();
+        let mut take = |count: usize| {
+            while events.len() < count {
+                let more = registry.poll(Duration::from_secs(60));
+                assert!(!more.is_empty());
+                events.extend(more);
+            }
+            events.drain(..count).collect::<Vec<_>>()
+        };
+        assert!(matches!(take(1)[..], [RegistryEvent::Joined { member: 1, .. }]));
+        let call = registry.send(1, "{}".to_owned(), Vec::new()).unwrap();
+        let (outgoing, outbox) = unbounded();
+        let pickled = |bytes: usize| vec![7; bytes];
+        let told = [
+            Outgoing::Message { body: json!({"said": 1}), attachment: pickled(1 << 20) },
+            Outgoing::Reply { call, body: json!({"said": 2}), attachment: pickled(1 << 20) },
+            Outgoing::Message { body: json!({"said": 3}), attachment: pickled(5) },
+            Outgoing::Close,
+        ];
+        told.into_iter().for_each(|one| outgoing.send(one).unwrap());
+        write(session, &outbox, Duration::from_secs(60));
+        let heard = take(3).into_iter().map(|event| match event {
+            RegistryEvent::Message { body, attachment, .. } | RegistryEvent::Reply { body, attachment, .. } => {
+                (body["said"].as_u64(), attachment)
+            }
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(heard.collect::<Vec<_>>(), [(Some(1), vec![]), (Some(2), vec![]), (Some(3), pickled(5))]);
     }
 }
