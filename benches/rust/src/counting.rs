@@ -11,7 +11,7 @@ use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
-use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
+use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan, SideRows};
 
 use crate::block;
 
@@ -20,7 +20,7 @@ use crate::block;
 pub(crate) struct NoCalls;
 
 impl Callbacks for NoCalls {
-    fn map(&self, call: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, _: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         Err(CallError::new("bench", format!("no call {call}")))
     }
 

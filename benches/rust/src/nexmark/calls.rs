@@ -9,7 +9,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use arrow_schema::{ArrowError, Schema};
 use arrow_select::filter::filter_record_batch;
-use penstock_plan::{CallError, Callbacks, ForeignState};
+use penstock_plan::{CallError, Callbacks, ForeignState, SideRows};
 use serde_json::Value;
 
 use super::events::ints;
@@ -55,7 +55,7 @@ impl Calls {
 }
 
 impl Callbacks for Calls {
-    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.0[call].map(batch).map_err(|error| CallError::new(format!("call {call}"), error.to_string()))
     }
 

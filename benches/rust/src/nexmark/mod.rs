@@ -104,7 +104,7 @@ impl Flow {
         let mut rows = Vec::<RecordBatch>::new();
         for _ in 0..(last as usize + 1) * workers {
             match events.recv() {
-                Ok(Event::EpochDone { outputs, late_rows: 0, .. }) => {
+                Ok(Event::EpochDone { outputs, counts, .. }) if counts.late == 0 => {
                     rows.extend(outputs.into_iter().map(Rows::into_here))
                 }
                 other => panic!("a worker failed, or rows were late: {other:?}"),
