@@ -312,6 +312,8 @@ def test_plans_say_them():
     assert "sides" not in plain
 
 
-def test_partitions_drop_them():
-    made = list(parsed("rows").map_in_arrow()(iter(table().to_batches())))
+def test_partitions_drop_them_and_say_so(caplog):
+    function = parsed("rows").map_in_arrow()
+    assert "side outputs of this flow are dropped: 'bad'. map_in_arrow gives one DataFrame" in caplog.text
+    made = list(function(iter(table().to_batches())))
     assert sum(batch.num_rows for batch in made) == sum(line.isdigit() for line in LINES)

@@ -8,6 +8,7 @@ several kinds as batches with a struct column for each, late ones first, of whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,9 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 
-__all__ = ["Apart", "Kinds", "require"]
+__all__ = ["Apart", "Kinds", "require", "say_dropped"]
+
+log = logging.getLogger(__name__)
 
 #: Takes rows of one kind.
 Taker = Callable[[pa.RecordBatch], Any]
@@ -65,6 +68,17 @@ def require(late: Any, sides: Any, kinds: Kinds, takes: str) -> None:
     if sides is not None:
         none = "none: no step of it declares sides="
         _require(sides, "sides", list(kinds.sides), "a dict of name to function", none, takes)
+
+
+def say_dropped(sides: Mapping[str, Any], what: str) -> None:
+    """Say which side outputs of a flow nobody can take."""
+    if sides:
+        log.warning(
+            "side outputs of this flow are dropped: %s. %s gives one DataFrame; run the flow in one process, beside a"
+            " streaming query of an engine, or have the function give these rows in its main output",
+            ", ".join(map(repr, sides)),
+            what,
+        )
 
 
 def _require(given: Any, what: str, names: Sequence[str], wanted: str, none: str, takes: str) -> None:

@@ -285,7 +285,7 @@ def test_text_within_other_types_is_looked_at_too() -> None:
         bad.cast(pa.binary()).cast(pa.binary_view()).view(pa.string_view()),
     ]
     for column in columns:
-        with pytest.raises(errors.SchemaError, match='column "s" holds text.* that is not UTF-8: read it as binary'):
+        with pytest.raises(errors.SchemaError, match=r'column "s" holds text.* that is not UTF-8: read it as binary'):
             _native.RecordBatch(pa.record_batch({"s": column}))
     # What is not of the part says nothing of it.
     for column in columns[:5]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._beside import say_dropped
 from penstock._flow.graph import sources_of
 from penstock._functions.inline import drive
 from penstock._schema import conform, spark_types, to_ddl
@@ -212,6 +213,7 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     require_flow(flow, "penstock.spark.run")
     from penstock import _native
 
+    say_dropped(flow.sides, "penstock.spark.run")
     # No row is late at the end of input.
     whole, calls = flow.to_plan()
     plan, read = _native.plan_narrowed(whole, late=False)

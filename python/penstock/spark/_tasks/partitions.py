@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._beside import say_dropped
 from penstock._functions.inline import drive
 from penstock._resume import guarded
 from penstock._schema import conform, spark_types
@@ -93,6 +94,7 @@ def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFuncti
             "map_in_arrow runs inside each partition, where a keyed flow sees only some rows of a key; use"
             " penstock.spark.run(flow, df) for results over all partitions, or say per_partition=True"
         )
+    say_dropped(flow.sides, "map_in_arrow")
     plan, calls = flow.to_plan()
     return PartitionFunction(plan, dump_calls(calls), flow.sources, spark_types(flow.output_schema))
 

@@ -97,7 +97,9 @@ fn generations_begin_with_bins_of_different_lengths() {
 
     let stats = cluster.driver.ask(0, &json!({"do": "stats", "query": "q", "loads": true}));
     let loads = &stats["queries"]["q"]["loads"];
-    assert_eq!((loads["bins"][0].as_array().unwrap().len(), loads["parts"].as_array().unwrap().len()), (16, 1));
+    let steps = loads["steps"].as_array().unwrap();
+    assert_eq!((steps.len(), steps[0]["rows"].as_array().unwrap().len()), (1, 16), "{loads}");
+    assert!(!steps[0]["part_rows"].as_object().unwrap().is_empty(), "{loads}");
 
     // What is here is what the epoch ended with: parts of the first half, the other bins whole.
     let held = cluster.inventories(2);
