@@ -167,7 +167,7 @@ def test_equals_a_loop_while_bins_move(
         expected, behind = expected + out, behind + late
     expected += model.epoch([], None, ended=True)[0]
     plan, calls = flow_of(window_of(kind[0]), None if kind[0] else kind[1]).to_plan()
-    got: dict[str, list[Any]] = {"rows": [], "late": []}
+    got: dict[str, list[Any]] = {"rows": [], "beside": []}
     with _native.LocalRun(plan, calls, workers=workers, bits=2) as run:
         for number, rows in enumerate(epochs):
             run.push(table(rows), clock_ms=number)
@@ -177,7 +177,7 @@ def test_equals_a_loop_while_bins_move(
         while (item := run.take(30)) is not None:
             got[item[0]] += [norm(tuple(row.values())) for row in pa.record_batch(item[1]).to_pylist()]
     assert Counter(got["rows"]) == Counter(expected)
-    assert Counter(row[-4:] for row in got["late"]) == Counter(behind)
+    assert Counter(row[-4:] for row in got["beside"]) == Counter(behind)
 
 
 class Held:

@@ -204,7 +204,7 @@ def test_a_silent_source_is_not_waited_for() -> None:
                 assert run.push(pa.record_batch({"k": [7], "ts": [time]}), clock_ms, source)
             run.finish(3_000)
             while (taken := run.take()) is not None:
-                if taken[0] == "late":
+                if taken[0] == "beside":
                     told.extend(pa.record_batch(taken[1])["ts"].to_pylist())
         return told
 

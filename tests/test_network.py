@@ -119,7 +119,7 @@ with _native.Feed(sys.stdin.readline().strip(), keys["feed"], "q", 0, 0, 1, flow
     fed = {"partition": 0, "attempt": 1, "rows": feed.finish()["rows"], "rows_before": 0}
 release = {"stamp": stamp, "epoch": 0, "watermark": None, "clock_ms": 0, "finish": False}
 sent = [ask(member, ask={"Release": {**release, "feeds": feeds}}) for member, feeds in ((near, []), (far, [fed]))]
-pieces = [[number for number, _, _ in answer(call)["answer"]["Released"]["pieces"]] for call in sent]
+pieces = [[number for number, *_ in answer(call)["answer"]["Released"]["pieces"]] for call in sent]
 assert all(pieces) and len(pieces[1]) == 1, "rows of both went over the mesh"
 rows = []
 for member, number in [*((near, number) for number in pieces[0]), (far, pieces[1][0])]:

@@ -23,15 +23,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock import _native
 from penstock._durations import Timeout, parse_timeout
 from penstock._loads import Loads
 from penstock._migration import parse_tolerance
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock import _native
 
 __all__ = ["PAUSE_S", "Autobalance", "Host", "Look", "Looked", "Rules", "see_through"]
 
@@ -188,6 +190,8 @@ class _Watched:
     """One query between two looks."""
 
     def __init__(self, rules: Rules, first: Looked, load: float | None) -> None:
+        from penstock import _native
+
         self.balancer = _native.Balancer(
             rules.trigger, rules.tolerance, rules.patience, rules.least_rows, rules.most_bytes, first.bits
         )
@@ -230,6 +234,8 @@ class Autobalance:
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
         least, most = rules.workers or (1, 1 << 12)
+        from penstock import _native
+
         self._sizer = _native.Sizer(least, most, engine.threads, _BUSY, rules.patience)
         self._lock = threading.Lock()
         self._looks: deque[Look] = deque(maxlen=_VERDICTS)

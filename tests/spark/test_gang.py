@@ -120,13 +120,14 @@ def test_reused_workers_are_clean(spark: Any) -> None:
         gang = pk.spark.gang(spark.range(10), look, tasks=2, schema="pid int, threads int, files int")
         return {found.pid: found for found in gang.collect()}
 
-    before = run()
-    for _ in range(3):
-        after = run()
-    both = before.keys() & after.keys()
-    assert both, "Spark reuses its Python workers"
-    for pid in both:
-        assert after[pid].threads == before[pid].threads and after[pid].files <= before[pid].files
+    first, again = run(), 0
+    for _ in range(6):
+        for pid, now in run().items():
+            before = first.setdefault(pid, now)
+            again += before is not now
+            # A thread that is over may be listed for a moment longer, at the first look or a later one.
+            assert now.threads <= before.threads + 1 and now.files <= before.files
+    assert again, "Spark reuses its Python workers"
 
 
 @pytest.mark.spark

@@ -108,7 +108,7 @@ def test_late_rows_go_aside_whatever_the_workers_do(workers: int) -> None:
         items = []
         while (item := run.take()) is not None:
             items.append((item[0], pa.record_batch(item[1])))
-    late = sum(batch.num_rows for kind, batch in items if kind == "late")
+    late = sum(batch.num_rows for kind, batch in items if kind == "beside")
     counts = sorted(
         (r["window_start"].second, r["k"], r["n"]) for kind, b in items if kind == "rows" for r in b.to_pylist()
     )
