@@ -7,7 +7,8 @@ import json
 import pickle
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -192,16 +193,37 @@ def test_a_source_that_has_ended_is_not_waited_for() -> None:
     assert seen[-1], "windows closed while the long one still came"
 
 
+def test_while_the_caller_pauses_no_source_is_silent() -> None:
+    def live(name: str, first: int) -> tuple[pk.Flow, Iterator[pa.Table]]:
+        flow = pk.Flow("k bigint, ts bigint", event_time="ts", name=name, idle_after="200ms")
+        return flow, (pa.table({"k": [7], "ts": [first + 10 * batch]}) for batch in range(12))
+
+    # What comes of a is ahead of b: where b is not waited for, all of it is late.
+    (a, ahead), (b, behind) = live("a", 1_000), live("b", 0)
+    flow = a.union(b).key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count())
+    late: list[Any] = []
+    starts = []
+    with flow.run({"a": ahead, "b": behind}, streaming=True, batch_rows=1, late=late.append) as run:
+        for batch in run:
+            starts += batch.column("window_start").to_pylist()
+            if len(starts) == 3:
+                sleep(0.5)
+    assert late == [] and starts == [*range(0, 120, 10), *range(1_000, 1_120, 10)]
+
+
 def test_a_silent_source_is_not_waited_for() -> None:
-    def late(idle_after: str | None) -> list[Any]:
-        """What is late where b comes again after two seconds in which only a came."""
+    def late(idle_after: str | None, at_hand: Sequence[int] = (), away_ms: int = 0) -> list[Any]:
+        """What is late where b comes again after two seconds in which only a came, or was taken."""
         a = pk.Flow("k bigint, ts bigint", event_time="ts", name="a")
         b = pk.Flow("k bigint, ts bigint", event_time="ts", name="b", idle_after=idle_after)
         plan, calls = a.union(b).key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count()).to_plan(True)
         told: list[Any] = []
         with _native.LocalRun(plan, calls, workers=2) as run:
             for source, time, clock_ms in [(0, 1, 0), (1, 2, 500), (0, 95, 1_000), (0, 96, 1_500), (1, 5, 2_500)]:
-                assert run.push(pa.record_batch({"k": [7], "ts": [time]}), clock_ms, source)
+                batch = pa.record_batch({"k": [7], "ts": [time]})
+                assert run.push(batch, clock_ms, source, list(at_hand), away_ms if clock_ms > 500 else 0)
+            with pytest.raises(ConfigError, match="source 2 is not there"):
+                run.push(batch, 2_500, 1, [2])
             run.finish(3_000)
             while (taken := run.take()) is not None:
                 if taken[0] == "beside":
@@ -209,6 +231,8 @@ def test_a_silent_source_is_not_waited_for() -> None:
         return told
 
     assert late(None) == [] and late("2s") == [] and late("1s") == [5]
+    assert late("1s", at_hand=[1]) == [], "something of b was there all the time, and was not taken"
+    assert late("1s", away_ms=500) == [], "nobody looked for half a second"
     with pytest.raises(ConfigError, match="idle_after '1s' needs event_time"):
         pk.Flow("k bigint", idle_after="1s")
     with pytest.raises(ConfigError, match="idle_after 3 has no unit"):

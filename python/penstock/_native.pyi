@@ -980,8 +980,18 @@ class LocalRun:
     def go_on(self) -> None:
         """Have workers go on that wait for outputs to be taken: one that waits takes no part in joins and leaves."""
 
-    def push(self, batch: _ArrowData, clock_ms: int | None = None, source: int = 0) -> bool:
+    def push(
+        self,
+        batch: _ArrowData,
+        clock_ms: int | None = None,
+        source: int = 0,
+        at_hand: Sequence[int] | None = None,
+        away_ms: int = 0,
+    ) -> bool:
         """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` are under way.
+
+        Not silent, for ``idle_after``, are sources of which something is `at_hand`, and none was while nobody looked at
+        them: `away_ms` milliseconds, all in all.
 
         False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
         expand their input do.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -316,6 +317,9 @@ class Pump:
         self._finished: list[bool] = []
         self._taken: list[Any] = []
         self._fed, self._out = _Fed((0,) * len(sources)), _Out()
+        #: Seconds in which the sources were not looked at, since the caller had the batches or rows of other outputs.
+        self._away_s = 0.0
+        self._left: float | None = None
         #: The output beside the results whose function was called, and the one whose function returned.
         self._telling: Any = None
         self._told: Any = None
@@ -329,6 +333,7 @@ class Pump:
         out = self._out
         if out.serial == taken:
             return list(out.batches)  # it got lost on its way
+        self._back()
         if self._native is None and not self._quit:
             self._session = self._opening.wait()
             self._native = self._session._native
@@ -341,6 +346,7 @@ class Pump:
                 self._error, self._over = self._session.explain(error) if self._session else error, True
                 break
             if made:
+                self._left = time.monotonic()
                 return list(self._out.batches)
         self._count()
         self._shut()
@@ -349,6 +355,11 @@ class Pump:
             return None
         self._out = self._out._replace(serial=taken, batches=(Failed(self._error),), error=self._error)
         return list(self._out.batches)
+
+    def _back(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            self._away_s += time.monotonic() - left
 
     def _warn(self) -> None:
         session = self._session
@@ -416,9 +427,10 @@ class Pump:
                     f"this run was interrupted while {beside!r:.80} took {batch.num_rows} {what}, and may have taken"
                     " them or not; run again"
                 )
-            self._telling = item
+            self._telling, self._left = item, time.monotonic()
             beside(batch)
             self._told = item
+            self._back()
         self._out = out._replace(item=item, late=out.late + late, serial=-1, batches=())
         return False
 
@@ -443,6 +455,9 @@ class Pump:
                 reader.allow(fed.taken)
                 return False
         item = self._next[0]
+        if len(fed.taken) > 1:
+            # The others go on reading while the workers are not ready for it: they are not silent.
+            reader.allow(fed.taken)
         if item.batch is None:
             self._native.end_source(item.source)  # twice does no harm
             self._fed = fed.behind(item)
@@ -451,7 +466,8 @@ class Pump:
             self._pushed = (item, [])
         pushed = self._pushed[1]
         if not pushed:
-            caught(pushed, self._native.push, item.batch, None, item.source)
+            away_ms = int(1_000 * self._away_s)
+            caught(pushed, self._native.push, item.batch, None, item.source, reader.at_hand, away_ms)
         if not pushed[0]:
             pushed.clear()  # the workers wait until outputs are taken
             return True

@@ -183,6 +183,11 @@ class Readers:
         return next((reader.items for reader in self._turn(last) if reader.items), None)
 
     @property
+    def at_hand(self) -> list[int]:
+        """Which of them have an item that was not taken."""
+        return [number for number, reader in enumerate(self._readers) if reader.items]
+
+    @property
     def ended(self) -> bool:
         """Whether all is read that ever will be, and taken."""
         return all(reader.ended and not reader.items for reader in self._readers)

@@ -90,6 +90,17 @@ struct Epoch {
     done: BTreeMap<usize, (Vec<Batch>, Vec<Batch>)>,
 }
 
+/// A batch on its way in.
+struct Input {
+    rows: PartitionRows,
+    /// Its greatest event time.
+    reached: Option<i64>,
+    /// Sources of which something waits to be pushed.
+    at_hand: Vec<usize>,
+    /// How long nobody has looked at the sources, all in all.
+    away_ms: i64,
+}
+
 /// An output that nobody has taken yet.
 struct Ready {
     kind: &'static str,
@@ -332,9 +343,18 @@ impl LocalRun {
 
     /// Hands one batch of a source, which becomes one epoch or a part of the only one, to the workers; waits while `ahead` are under way. False,
     /// and nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
-    /// never goes back. The only epoch has none, as a batch job.
-    #[pyo3(signature = (batch, clock_ms=None, source=0))]
-    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>, source: usize) -> PyResult<bool> {
+    /// never goes back. The only epoch has none, as a batch job. Not silent, for `idle_after`, are sources of which something is `at_hand`, and no
+    /// source was while nobody looked: `away_ms`, all in all.
+    #[pyo3(signature = (batch, clock_ms=None, source=0, at_hand=None, away_ms=0))]
+    fn push(
+        &self,
+        py: Python<'_>,
+        batch: &Bound<'_, PyAny>,
+        clock_ms: Option<i64>,
+        source: usize,
+        at_hand: Option<Vec<usize>>,
+        away_ms: i64,
+    ) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let from = inner.source(source)?;
         if py.detach(|| inner.with(|books| books.watermarks.has_ended(source)))? {
@@ -345,7 +365,9 @@ impl LocalRun {
         let reached = from.event_time.as_ref().and_then(|event_time| event_time.max_us(&batch));
         let batches = vec![batch.into()];
         let input = PartitionRows { source: source as u8, partition: 0, batches, rows_before: 0 };
-        self.release(py, Some((input, reached)), clock_ms)
+        let at_hand = at_hand.unwrap_or_default();
+        at_hand.iter().try_for_each(|source| inner.source(*source).map(drop))?;
+        self.release(py, Some(Input { rows: input, reached, at_hand, away_ms }), clock_ms)
     }
 
     /// No more batches of a source come: the watermark does not wait for it any more.
@@ -678,12 +700,7 @@ impl LocalRun {
     }
 
     /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one. False when they wait for outputs to be taken.
-    fn release(
-        &self,
-        py: Python<'_>,
-        input: Option<(PartitionRows, Option<i64>)>,
-        clock_ms: Option<i64>,
-    ) -> PyResult<bool> {
+    fn release(&self, py: Python<'_>, input: Option<Input>, clock_ms: Option<i64>) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let last = input.is_none();
         let mut input = Some(input);
@@ -696,13 +713,14 @@ impl LocalRun {
                 return Ok(books.ready.iter().any(|ready| ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
-                Some((input, _)) if inner.whole => (vec![input], None),
-                Some((input, reached)) => {
-                    let source = usize::from(input.source);
+                Some(Input { rows, .. }) if inner.whole => (vec![rows], None),
+                Some(Input { rows, reached, at_hand, away_ms }) => {
+                    let source = usize::from(rows.source);
                     books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
                     reached.into_iter().for_each(|time| books.watermarks.reach(source, time));
-                    books.watermarks.tick(books.clock_ms);
-                    (vec![input], books.watermarks.now())
+                    at_hand.into_iter().for_each(|source| books.watermarks.hear(source));
+                    books.watermarks.tick(books.clock_ms.saturating_sub(away_ms));
+                    (vec![rows], books.watermarks.now())
                 }
                 None => (Vec::new(), Some(i64::MAX)),
             };

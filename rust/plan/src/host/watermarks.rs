@@ -92,6 +92,14 @@ impl Watermarks {
         (reached.spoke, reached.idle) = (true, false);
     }
 
+    /// A source has rows that wait to be told of: it is not silent.
+    ///
+    /// # Panics
+    /// When there is no such source.
+    pub fn hear(&mut self, source: usize) {
+        self.sources[source].spoke = true;
+    }
+
     /// Whether a source has [ended](Self::end).
     ///
     /// # Panics
