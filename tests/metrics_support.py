@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import urllib.request
+
+from penstock.spark._engine.metrics import FAMILIES
 
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(,|$)')
 SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
@@ -40,3 +43,19 @@ def parse(text: str) -> tuple[dict[str, str], list[tuple[str, dict[str, str], fl
     keys = [(name, tuple(sorted(labels.items()))) for name, labels, _ in samples]
     assert len(set(keys)) == len(keys), "no sample twice"
     return kinds, samples
+
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def read(address: str) -> Samples:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        kinds, samples = parse(answer.read().decode())
+    assert set(kinds) <= set(FAMILIES)
+    assert all(FAMILIES[name].kind == kind for name, kind in kinds.items())
+    return {(name, tuple(sorted(labels.items()))): value for name, labels, value in samples}
+
+
+def of(samples: Samples, name: str, **labels: str) -> list[float]:
+    """Values of a metric with these labels among its own."""
+    return [value for (one, own), value in samples.items() if one == name and labels.items() <= dict(own).items()]

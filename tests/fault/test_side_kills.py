@@ -11,6 +11,7 @@ import pytest
 import penstock as pk
 from durable_support import SCHEMA, Runs, kill
 from engine_support import Kept, bag, numbers, wait_for
+from metrics_support import of, read
 from penstock._schema import conform
 from penstock.errors import ConfigError, UserFunctionError
 from penstock.spark._session.collect import to_table
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def engine(cluster: Any) -> Iterator[pk.Engine]:
-    with pk.Engine(cluster, workers=2, bits=4, name="sides") as engine:
+    with pk.Engine(cluster, workers=2, bits=4, name="sides", metrics="127.0.0.1:0") as engine:
         yield engine
 
 
@@ -81,9 +82,17 @@ def test_a_member_is_killed_and_the_batch_replayed(cluster: Any, engine: pk.Engi
     assert bag(*odd.batches.values()) == bag(rows["odd"])
     # Which rows are a key's tenths depends on their order; how many there are does not.
     assert bag(*tenths.batches.values()) == bag(rows["tenths"])
+    assert engine.metrics_address is not None
+    counts = read(engine.metrics_address)
+    for name in ("odd", "tenths"):
+        told = of(counts, "penstock_side_rows_total", query=where, output=name)
+        assert told == [rows[name].num_rows], "one that was replayed counts once"
+    assert of(counts, "penstock_side_rows_total", query=where, output="ends") == [0.0]
     last = to_table(engine.finish(where, sides={"ends": ends}))
     assert last.num_rows == 0
     assert bag(*ends.batches.values()) == bag(rows["ends"])
+    counts = read(engine.metrics_address)
+    assert of(counts, "penstock_side_rows_total", query=where, output="ends") == [rows["ends"].num_rows]
 
 
 def test_what_is_refused(cluster: Any, engine: pk.Engine) -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import socket
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ import pytest
 import penstock as pk
 from durable_support import Runs
 from engine_support import counted, in_thread, refuses, state, wait_for
-from metrics_support import parse
+from metrics_support import Samples, of, read
 from penstock.errors import ConfigError, EngineError, StateLost
 from penstock.spark._engine import startup
 from penstock.spark._engine.journal import FIELDS
-from penstock.spark._engine.metrics import FAMILIES
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -29,22 +27,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 @pytest.fixture
 def runs(cluster: Any, tmp_path: Path) -> Runs:
     return Runs(cluster, tmp_path)
-
-
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def read(address: str) -> Samples:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        kinds, samples = parse(answer.read().decode())
-    assert set(kinds) <= set(FAMILIES)
-    assert all(FAMILIES[name].kind == kind for name, kind in kinds.items())
-    return {(name, tuple(sorted(labels.items()))): value for name, labels, value in samples}
-
-
-def of(samples: Samples, name: str, **labels: str) -> list[float]:
-    """Values of a metric with these labels among its own."""
-    return [value for (one, own), value in samples.items() if one == name and labels.items() <= dict(own).items()]
 
 
 def values(samples: Samples, name: str, label: str) -> set[str]:

@@ -286,8 +286,15 @@ impl Host for GroupHost {
         match event {
             Event::EpochDone { epoch, worker, outputs, beside, counts, record } => {
                 let record = record.into_iter().map(|record| running.segment(record)).collect();
-                let side_rows = counts.sides.into_iter().sum();
-                HostEvent::EpochDone { epoch, worker, rows: outputs, beside, late_rows: counts.late, side_rows, record }
+                HostEvent::EpochDone {
+                    epoch,
+                    worker,
+                    rows: outputs,
+                    beside,
+                    late_rows: counts.late,
+                    side_rows: counts.sides,
+                    record,
+                }
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {

@@ -214,8 +214,8 @@ pub enum HostEvent {
         beside: Vec<Rows>,
         /// How many came too late.
         late_rows: u64,
-        /// How many are of side outputs.
-        side_rows: u64,
+        /// How many are of each side output, in the order of the plan.
+        side_rows: Vec<u64>,
         /// What it changed in the bins of this worker; nothing where state is not durable.
         record: Vec<Segment>,
     },

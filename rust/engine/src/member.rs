@@ -38,8 +38,8 @@ pub enum MemberEvent {
         rows: u64,
         /// Rows that came too late.
         late_rows: u64,
-        /// Rows of side outputs.
-        side_rows: u64,
+        /// Rows of each side output.
+        side_rows: Vec<u64>,
     },
     /// A migration has ended after so many steps.
     MigrationDone {
@@ -194,7 +194,7 @@ enum Workers {
 }
 
 /// Rows, late rows and those of side outputs, by worker.
-type Made = BTreeMap<u32, (u64, u64, u64)>;
+type Made = BTreeMap<u32, (u64, u64, Vec<u64>)>;
 
 #[derive(Debug)]
 struct Running {
@@ -393,7 +393,7 @@ impl Member {
         }
     }
 
-    fn epoch_done(&mut self, epoch: u64, worker: u32, made: (u64, u64, u64), out: &mut Vec<MemberEffect>) {
+    fn epoch_done(&mut self, epoch: u64, worker: u32, made: (u64, u64, Vec<u64>), out: &mut Vec<MemberEffect>) {
         let Workers::Running(running) = &mut self.workers else { return };
         let Some((_, pieces)) = running.epochs.get_mut(&epoch) else { return };
         pieces.insert(worker, made);
@@ -402,7 +402,7 @@ impl Member {
         }
         if let Some((ticket, pieces)) = running.epochs.remove(&epoch) {
             running.completed = Some(epoch);
-            let pieces = pieces.into_iter().map(|(worker, (rows, late, side))| (worker, rows, late, side)).collect();
+            let pieces = pieces.into_iter().map(|(worker, (rows, late, sides))| (worker, rows, late, sides)).collect();
             out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Released { pieces }) });
         }
     }

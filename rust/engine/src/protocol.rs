@@ -69,7 +69,7 @@ pub struct Commit {
 }
 
 /// Frozen output of one worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Where it is.
     pub member: MemberId,
@@ -79,8 +79,8 @@ pub struct Piece {
     pub rows: u64,
     /// Its late rows.
     pub late_rows: u64,
-    /// Its rows of side outputs.
-    pub side_rows: u64,
+    /// Its rows of each side output, in the order of the plan.
+    pub side_rows: Vec<u64>,
 }
 
 /// What one query is to move.
@@ -281,7 +281,7 @@ pub enum Answer {
     /// An epoch is complete here.
     Released {
         /// Frozen outputs by worker: number, rows, late rows, rows of side outputs.
-        pieces: Vec<(u32, u64, u64, u64)>,
+        pieces: Vec<(u32, u64, u64, Vec<u64>)>,
     },
     /// Files are written.
     Written(Vec<DataFile>),

@@ -428,7 +428,7 @@ fn messages() -> Vec<(&'static str, serde_json::Value)> {
         ("close", json!({"query": "q", "ask": {"CloseEpoch": {"epoch": 3}}})),
         ("drop", json!({"query": "q", "ask": "Drop"})),
         ("done", json!("Done")),
-        ("released", json!({"Released": {"pieces": [[0, 5, 0, 0]]}})),
+        ("released", json!({"Released": {"pieces": [[0, 5, 0, [2, 0]]]}})),
         ("member-up", json!({"MemberUp": {"slot": 0, "member": 1, "executor": "host/1", "executors": 2}})),
         ("feed", json!({"query": "q", "epoch": 1, "partition": 2, "attempt": 3})),
         ("drain", json!({"query": "q", "epoch": 1, "piece": 2, "which": "beside"})),

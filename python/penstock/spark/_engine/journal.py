@@ -20,7 +20,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
@@ -138,7 +138,6 @@ _OF_QUERIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     *(("penstock_migrations_total", (outcome,)) for outcome in ("done", "failed")),
     ("penstock_rows_total", ()),
     ("penstock_late_rows_total", ()),
-    ("penstock_side_rows_total", ()),
     ("penstock_generations_total", ()),
     ("penstock_claims_total", ()),
     ("penstock_manifests_total", ()),
@@ -190,13 +189,16 @@ class Journal:
 
     # Told by queries, in the thread of Spark's call
 
-    def batch_begun(self, query: str, batch: int) -> None:
-        """Spark has called with a batch."""
+    def batch_begun(self, query: str, batch: int, side_outputs: Iterable[str] = ()) -> None:
+        """Spark has called with a batch for a flow with these side outputs."""
         with self._lock:
             first = query not in self._batches
             self._batches[query] = batch
+        name = self._name_of(query) or query
         if first:
-            self._begin_counting(self._name_of(query) or query)
+            self._begin_counting(name)
+        for output in side_outputs:
+            self.counters.add("penstock_side_rows_total", name, output, value=0.0)
         self._tell(logging.INFO, "batch begun", query, batch=batch)
 
     def _begin_counting(self, name: str) -> None:
@@ -204,17 +206,18 @@ class Journal:
         for counter, labels in _OF_QUERIES:
             self.counters.add(counter, name, *labels, value=0.0)
 
-    def batch_committed(
-        self, query: str, batch: int, rows: int, beside: tuple[int, int], seconds: float, phases: Mapping[str, float]
-    ) -> None:
-        """A batch returns to Spark: rows, beside them late ones and those of side outputs, seconds from call to return,
-        and seconds by phase.
-        """
+    def beside(self, query: str, late_rows: int, side_rows: Mapping[str, int]) -> None:
+        """So many late rows and rows of each side output were beside the output of an epoch that is done."""
+        counters, name = self.counters, self._name_of(query) or query
+        counters.add("penstock_late_rows_total", name, value=late_rows)
+        for output, rows in side_rows.items():
+            counters.add("penstock_side_rows_total", name, output, value=rows)
+
+    def batch_committed(self, query: str, batch: int, rows: int, seconds: float, phases: Mapping[str, float]) -> None:
+        """A batch returns to Spark: rows, seconds from call to return, and seconds by phase."""
         counters, name = self.counters, self._name_of(query) or query
         counters.add("penstock_batches_total", name, "committed")
         counters.add("penstock_rows_total", name, value=rows)
-        counters.add("penstock_late_rows_total", name, value=beside[0])
-        counters.add("penstock_side_rows_total", name, value=beside[1])
         counters.observe("penstock_batch_seconds", name, value=seconds)
         for phase, taken in phases.items():
             counters.add("penstock_batch_phase_seconds_total", name, phase, value=max(0.0, taken))

@@ -50,7 +50,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "penstock_rows_total": Family("counter", ("query",), "Input rows of batches that have returned to Spark."),
     "penstock_late_rows_total": Family("counter", ("query",), "Rows of them that came too late."),
-    "penstock_side_rows_total": Family("counter", ("query",), "Rows of side outputs."),
+    "penstock_side_rows_total": Family("counter", ("query", "output"), "Rows of side outputs."),
     "penstock_batch_seconds": Family(
         "histogram", ("query",), "Time of a batch from Spark's call to its return.", _BATCH_S
     ),

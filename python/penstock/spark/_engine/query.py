@@ -131,8 +131,8 @@ class _Measured:
     #: When the sink returned, and how long that had to be made durable.
     served: float = 0.0
     files_s: float = 0.0
-    late_rows: int = 0
-    side_rows: int = 0
+    #: Late rows, and those of side outputs by their names.
+    beside: tuple[int, Mapping[str, int]] = (0, {})
 
 
 class Query:
@@ -276,7 +276,7 @@ class Query:
             clock = time.monotonic()
             measured = _Measured(time.time(), worked=clock)
             journal = self._setup.journal
-            journal.batch_begun(self.id, batch_id)
+            journal.batch_begun(self.id, batch_id, program.kinds.sides)
 
             def feed(facts: Mapping[str, Any]) -> Event:
                 return self._feed(df, facts, measured)
@@ -303,8 +303,8 @@ class Query:
                     "serve": measured.serve_s,
                     "commit": max(0.0, seconds - measured.feed_s - measured.run_s - measured.serve_s),
                 }
-                beside = measured.late_rows, measured.side_rows
-                journal.batch_committed(self.id, batch_id, measured.rows, beside, seconds, phases)
+                journal.beside(self.id, *measured.beside)
+                journal.batch_committed(self.id, batch_id, measured.rows, seconds, phases)
             except BaseException as error:
                 stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
                 journal.batch_failed(self.id, batch_id, time.monotonic() - clock, error, stopped)
@@ -335,8 +335,9 @@ class Query:
 
             def keep(facts: Mapping[str, Any]) -> Event:
                 pieces = facts["pieces"]
-                beside = self._pieces(pieces, "late_rows", "side_rows")
-                self._rest = (facts["epoch"], self._pieces(pieces, "rows"), beside)
+                beside = self._pieces(pieces, _beside_rows)
+                self._rest = (facts["epoch"], self._pieces(pieces, _output_rows), beside)
+                self._setup.journal.beside(self.id, *self._beside(pieces))
                 return _ended("Sunk", facts)
 
             committed = None if self.storage is None else self._stream.committed()
@@ -670,16 +671,15 @@ class Query:
         """Hand the results of an epoch on."""
         clock, epoch, pieces = time.monotonic(), facts["epoch"], facts["pieces"]
         measured.run_s += clock - measured.worked
-        results = self._pieces(pieces, "rows")
+        results = self._pieces(pieces, _output_rows)
         read = () if drains.are_few(results) else {piece.member for piece in results}
         try:
             with ending_at_loss(session, self._hub, read):
                 sink(self._frame(session, epoch, results, "rows"), epoch)
             late, sides = beside
-            late_rows = measured.late_rows = sum(piece["late_rows"] for piece in pieces)
-            measured.side_rows = sum(piece["side_rows"] for piece in pieces)
+            late_rows, _ = measured.beside = self._beside(pieces)
             if late is not None or sides:
-                frame = self._frame(session, epoch, self._pieces(pieces, "late_rows", "side_rows"), "beside")
+                frame = self._frame(session, epoch, self._pieces(pieces, _beside_rows), "beside")
                 _hand_on(late, sides or {}, frame, self.program.kinds, epoch)
             if late is None and late_rows:
                 log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
@@ -688,8 +688,16 @@ class Query:
             measured.serve_s += measured.served - clock
         return _ended("Sunk", facts)
 
-    def _pieces(self, pieces: Sequence[Mapping[str, Any]], *which: str) -> tuple[drains.Piece, ...]:
-        counted = ((piece, sum(piece[rows] for rows in which)) for piece in pieces)
+    def _beside(self, pieces: Sequence[Mapping[str, Any]]) -> tuple[int, Mapping[str, int]]:
+        """How many late rows there are, and rows of each side output."""
+        names = enumerate(self.program.kinds.sides)
+        sides = {name: sum(piece["side_rows"][number] for piece in pieces) for number, name in names}
+        return sum(piece["late_rows"] for piece in pieces), sides
+
+    def _pieces(
+        self, pieces: Sequence[Mapping[str, Any]], count: Callable[[Mapping[str, Any]], int]
+    ) -> tuple[drains.Piece, ...]:
+        counted = ((piece, count(piece)) for piece in pieces)
         return tuple(
             drains.Piece(piece["member"], self._hub.known(piece["member"]).address, piece["number"], rows)
             for piece, rows in counted
@@ -727,6 +735,14 @@ def _hand_on(late: Late | None, sides: Sides, df: DataFrame, kinds: Kinds, epoch
     for number, name in enumerate(kinds.sides, len(kinds.late)):
         if name in sides:
             sides[name](those_of(number), epoch)
+
+
+def _output_rows(piece: Mapping[str, Any]) -> int:
+    return int(piece["rows"])
+
+
+def _beside_rows(piece: Mapping[str, Any]) -> int:
+    return int(piece["late_rows"] + sum(piece["side_rows"]))
 
 
 def _columns(sources: Mapping[str, pa.Schema]) -> str:

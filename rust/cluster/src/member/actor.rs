@@ -551,7 +551,7 @@ impl<H: Host> Actor<H> {
         let Some(running) = &mut self.running else { return };
         let threads = running.launch.threads;
         let worker = (worker % threads) as u32;
-        let (rows, late_rows, side_rows) = (piece.row_count(), piece.late_rows, piece.side_rows);
+        let (rows, late_rows, side_rows) = (piece.row_count(), piece.late_rows, piece.side_rows.clone());
         let pieces = running.pieces.entry(epoch).or_default();
         pieces.insert(worker, piece);
         running.records.entry(epoch).or_default().extend(record);

@@ -17,7 +17,8 @@ pub(crate) struct Piece {
     /// Late rows and those of side outputs.
     pub(crate) beside: Arc<[Rows]>,
     pub(crate) late_rows: u64,
-    pub(crate) side_rows: u64,
+    /// By side output.
+    pub(crate) side_rows: Vec<u64>,
 }
 
 impl Piece {

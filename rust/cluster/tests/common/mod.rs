@@ -353,7 +353,7 @@ impl Worker {
                 worker: self.index,
                 late_rows: late.len() as u64,
                 rows: self.kept(&rows),
-                side_rows: 0,
+                side_rows: Vec::new(),
                 beside: self.kept(&late),
                 record: Vec::new(),
             });

@@ -142,7 +142,7 @@ impl Script {
         let all: Vec<Range> = (0..4).map(|bin| Range::new(bin, 2).unwrap()).collect();
         let answer = match request {
             Request::Stop { .. } => Answer::Inventory(Ranges::from([("sums".into(), all)])),
-            Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0, 0)] },
+            Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0, Vec::new())] },
             Request::Migrate { steps, .. } => {
                 migrated(&(0..steps.len() as u32).map(|slice| (0, slice)).collect::<Vec<_>>())
             }

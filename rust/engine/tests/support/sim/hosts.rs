@@ -337,7 +337,13 @@ impl World {
                         Some((was, of, all)) if *was == stamp && *of == epoch => all.extend(record),
                         other => *other = Some((stamp, epoch, record)),
                     }
-                    events.push(MemberEvent::EpochDone { epoch, worker, rows: made, late_rows: late, side_rows: 0 });
+                    events.push(MemberEvent::EpochDone {
+                        epoch,
+                        worker,
+                        rows: made,
+                        late_rows: late,
+                        side_rows: Vec::new(),
+                    });
                 }
                 Told::Migrated { handle, times, refused } => {
                     let refused = refused.map(|error| Failure::new(Kind::Data, error));
