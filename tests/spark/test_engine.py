@@ -136,7 +136,8 @@ def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(
             for name, value in limit.items():
                 patch.setattr(drains, name, value)
             engine.foreach_batch(flow, sink)(frame(cluster, table).coalesce(1), 0)
-    assert [local for local, _, _ in found] == [True, True, False, False, False]
+    few = drains._TAKES_ARROW  # of Spark 3.5 all rows go by tasks
+    assert [local for local, _, _ in found] == [few, few, False, False, False]
     for _, given, rows in found:
         assert given == found[-1][1]
         assert rows == found[-1][2] and rows.num_rows == 3
@@ -283,6 +284,7 @@ def test_narrow_rows_cross_in_larger_batches(
 def test_settings_are_as_before_when_the_last_of_several_threads_has_fed(cluster: Any) -> None:
     settings = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch")
     session, narrow = cluster.newSession(), [pa.schema({"k": pa.int64()})]
+    settings = tuple(name for name in settings if session.conf.get(name, ""))  # the second is of Spark 4
     before = [session.conf.get(name) for name in settings]
     first, second = feeds.larger_batches(session, narrow), feeds.larger_batches(session, narrow)
     first.__enter__()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql.types import StructType
+from pyspark.sql.types import _parse_datatype_string
 
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ProtocolError
@@ -178,7 +178,8 @@ def are_few(pieces: Iterable[Piece]) -> bool:
 @functools.lru_cache(maxsize=64)
 def struct_type(ddl: str) -> Any:
     """Spark's schema of a DDL text, which the JVM reads."""
-    return StructType.fromDDL(ddl)
+    # What `StructType.fromDDL` is, which Spark 3.5 does not have.
+    return _parse_datatype_string(ddl)
 
 
 def _few(task: DrainTask) -> pa.Table | None:
