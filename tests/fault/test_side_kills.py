@@ -110,3 +110,27 @@ def test_what_is_refused(cluster: Any, engine: pk.Engine) -> None:
     untaken = engine.foreach_batch(flow(), kept := Kept(), name="untaken")
     untaken(numbers(cluster, 0), 0)
     assert kept.batches[0].num_rows
+
+
+def test_side_outputs_behind_windows_without_late_rows(cluster: Any, engine: pk.Engine) -> None:
+    """Members are fed only what is read, so late rows, which nobody takes, have fewer columns there."""
+
+    def sift(start: Any, end: Any, k: int, n: int) -> Any:
+        yield pk.side("seven", (k, n)) if k == 7 else (k, n)
+
+    windows = (
+        pk.Flow("k bigint, note string, ts timestamp", event_time="ts", lateness="1s")
+        .key_by("k")
+        .window(pk.tumbling("10s"))
+        .agg(n=pk.count())
+        .flat_map(sift, "k bigint, n bigint", rows=True, sides={"seven": "k bigint, n bigint"})
+    )
+    kept, sevens = Kept(), Kept()
+    function = engine.foreach_batch(windows, kept, sides={"seven": sevens}, name="windows", checkpoint=None)
+    for batch, second in enumerate((5, 100, 6)):
+        rows = cluster.range(6, 8).selectExpr("id AS k", "'note' AS note", f"timestamp_seconds({second}) AS ts")
+        function(rows, batch)
+    assert [table.to_pylist() for _, table in sorted(kept.batches.items())] == [[], [{"k": 6, "n": 1}], []]
+    assert sevens.batches[1].to_pylist() == [{"k": 7, "n": 1}]
+    last = to_table(engine.finish("windows", sides={"seven": sevens}))
+    assert last.to_pylist() == [{"k": 6, "n": 1}]

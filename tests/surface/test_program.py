@@ -66,7 +66,17 @@ def test_members_are_fed_what_is_read() -> None:
     assert [one.read["input"].names for one in (alone, late)] == [["k", "t"], ["k", "t", "v"]]
     assert not alone.same_functions(late), "members that take other columns are told"
     assert late.misfit(alone, durable=False) is None, "taking late rows is no edit of the flow"
-    assert late.beside.names == ["k", "t", "v"]
+    assert (alone.beside.names, late.beside.names) == (["k", "t"], ["k", "t", "v"]), "what members have of late rows"
+
+    def sift(start: Any, end: Any, k: int, n: int) -> Any:
+        yield pk.side("odd", (k, n)) if n % 2 else (k, n)
+
+    sifted = flow.agg(n=pk.count()).flat_map(sift, "k bigint, n bigint", rows=True, sides={"odd": "k bigint, n bigint"})
+    beside = Program.of(sifted, sides={"odd": print}).beside
+    assert [(field.name, [one.name for one in field.type]) for field in beside] == [
+        ("input", ["k", "t"]),
+        ("odd", ["k", "n"]),
+    ]
 
 
 def test_a_key_of_another_type_is_refused_by_its_name() -> None:

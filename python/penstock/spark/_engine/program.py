@@ -117,6 +117,8 @@ class Program:
                 " late= a dict with a function for each, or leave it out, and they are counted"
             )
         plan, read = _native.plan_narrowed(whole, late is not None)
+        # What members have beside the output has the columns that they read.
+        narrowed = _native.plan_check(plan)
         pickled = dump_calls(calls)
         return cls(
             flow,
@@ -129,11 +131,11 @@ class Program:
             tuple(_operator(told, calls) for told in facts["operators"]),
             bool(facts["needs_order"]),
             output,
-            pa.schema(facts["beside_schema"]),
+            pa.schema(narrowed["beside_schema"]),
             tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
             # One source alone is never gone on without.
             tuple(source.idle_after_ms for source in sources_of(flow)) if len(flow.sources) > 1 else (),
-            kinds,
+            Kinds.of(narrowed),
         )
 
     def same_functions(self, other: Program) -> bool:
