@@ -39,7 +39,7 @@ from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
-from penstock.spark._engine import handles
+from penstock.spark._engine import handles, interrupts
 from penstock.spark._engine.autobalance import Balanced
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
@@ -244,6 +244,8 @@ class Engine:
         with self._lock:
             if self._state == "open":
                 return self
+            if self._state == "starting":
+                raise EngineError(f"engine {self.name} is being started already, in another thread")
             if self._state != "new":
                 raise EngineError(f"engine {self.name} is closed; make a new one")
             self._state = "starting"
@@ -292,6 +294,7 @@ class Engine:
         with self._lock:
             self._state = "closed"
         handles.remove(self)
+        interrupts.release()
         if interrupted is not None:
             raise interrupted
 
@@ -347,6 +350,7 @@ class Engine:
         with _TAKING:
             require_slots(found, self.workers, held_slots(sc, but=self))
             handles.add(self)
+        interrupts.spare(sc)
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
         secret = self._secret
@@ -1074,6 +1078,9 @@ class Engine:
 
     def _holds_slots_of(self, sc: Any) -> bool:
         return self._spark.sparkContext is sc and self._state in ("starting", "open")
+
+    def _job_groups(self) -> list[str]:
+        return [] if self._residents is None else self._residents.groups()
 
     def _require_here(self) -> None:
         here = os.getpid()

@@ -300,6 +300,10 @@ class Residents:
         """Send members away that come from now on and cannot serve; `judge` says why not."""
         self._judge = judge
 
+    def groups(self) -> list[str]:
+        """Job groups of all that serve or still end. Without the lock: who was interrupted may hold it."""
+        return [seat.group for seat in (*self._seats.values(), *self._former) if seat.group]
+
     def _all(self) -> list[_Resident]:
         with self._lock:
             return [seat for _, seat in sorted(self._seats.items()) if not seat.retired.is_set()]
