@@ -155,6 +155,14 @@ def test_object_stores_are_called_as_pyarrow_calls_them() -> None:
     assert not storage.exclusive and storage._path("a") == "bucket/some/folder/a"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["my jobs", "job#1", "früh", "a[1]", "50%25", "k=v&w"])
+def test_folders_of_object_stores_have_any_name(name: str) -> None:
+    url = with_settings(below(f"s3a://b/{name}/q", "_penstock"), {"fs.s3a.endpoint.region": "eu-west-1"}.get)
+    assert url == f"s3a://b/{name}/q/_penstock?region=eu-west-1"
+    there = name.replace("%25", "%")
+    assert open_storage(url)._path("a") == f"b/{there}/q/_penstock/a"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("url", "folder"),
     [
@@ -173,6 +181,18 @@ def test_a_folder_is_below_another_before_what_the_store_is_told(url: str, folde
     [
         ({}, ""),
         ({"endpoint": "s3.amazonaws.com"}, ""),
+        (
+            {"endpoint": "s3.eu-central-1.amazonaws.com"},
+            "?endpoint_override=s3.eu-central-1.amazonaws.com&scheme=https&region=eu-central-1",
+        ),
+        (
+            {"endpoint": "https://bucket.vpce-1a-2b.s3.us-west-2.vpce.amazonaws.com/"},
+            "?endpoint_override=bucket.vpce-1a-2b.s3.us-west-2.vpce.amazonaws.com&scheme=https&region=us-west-2",
+        ),
+        (
+            {"endpoint": "s3.dualstack.us-east-2.amazonaws.com", "endpoint.region": "eu-west-1"},
+            "?endpoint_override=s3.dualstack.us-east-2.amazonaws.com&scheme=https&region=eu-west-1",
+        ),
         ({"endpoint": "http://127.0.0.1:9000/"}, "?endpoint_override=127.0.0.1%3A9000&scheme=http"),
         ({"endpoint": "minio", "connection.ssl.enabled": "false"}, "?endpoint_override=minio&scheme=http"),
         ({"endpoint": "minio", "connection.ssl.enabled": "true"}, "?endpoint_override=minio&scheme=https"),

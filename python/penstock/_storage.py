@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from penstock.errors import ConfigError
 
@@ -51,6 +51,14 @@ _SCHEMES = {
     "abfss": "abfss",
     "hdfs": "hdfs",
 }
+
+
+#: What stands in URLs as it is, and in paths of Hadoop's, which has one that is escaped already for what it means.
+_PLAIN = "/:@!$&'()*+,;=~%"
+#: A host of Amazon's that says where it is.
+_AMAZON = re.compile(
+    r"(?:^|\.)s3(?:-fips)?[.-](?:dualstack\.)?([a-z]{2}(?:-[a-z]+)+-\d)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?(?:[:/]|$)"
+)
 
 
 class Entry(NamedTuple):
@@ -130,7 +138,10 @@ def open_storage(url: str) -> Storage:
     from pyarrow.fs import FileSystem
 
     try:
-        system, base = FileSystem.from_uri(_SCHEMES[scheme] + url[len(scheme) :])
+        # Paths of Hadoop's are not escaped, what pyarrow takes is.
+        where, mark, said = url[len(scheme) :].partition("?")
+        host, path = re.fullmatch(r"(:(?://[^/]*)?)(.*)", where, re.DOTALL).groups()  # type: ignore[union-attr]
+        system, base = FileSystem.from_uri(f"{_SCHEMES[scheme]}{host}{quote(path, safe=_PLAIN)}{mark}{said}")
     except (OSError, ArrowException) as error:
         raise ConfigError(f"{url!r} cannot be opened: {error}") from error
     if not base.strip("/"):
@@ -190,12 +201,14 @@ def with_settings(url: str, setting: Callable[[str], str | None]) -> str:
     >>> with_settings("s3a://bucket/x", {"fs.s3a.endpoint": "http://minio:9000"}.get)
     's3a://bucket/x?endpoint_override=minio%3A9000&scheme=http'
     """
-    parts = urlsplit(url)
-    if _SCHEMES.get(parts.scheme) != "s3" or parts.query:
+    root, mark, _ = url.partition("?")
+    scheme, _, path = root.partition("://")
+    if _SCHEMES.get(scheme.lower()) != "s3" or mark:
         return url
+    bucket = path.partition("/")[0]
 
     def value(name: str) -> str:
-        own = setting(f"fs.s3a.bucket.{parts.netloc}.{name}")
+        own = setting(f"fs.s3a.bucket.{bucket}.{name}")
         return ((own or setting(f"fs.s3a.{name}")) or "").strip()
 
     said = {}
@@ -206,7 +219,9 @@ def with_settings(url: str, setting: Callable[[str], str | None]) -> str:
         said["endpoint_override"] = host.rstrip("/")
         plain = value("connection.ssl.enabled").lower() == "false"
         said["scheme"] = scheme or ("http" if plain else "https")
-    if region := value("endpoint.region"):
+    # Where an endpoint is given pyarrow does not look where the bucket is; Hadoop reads the region from the host.
+    named = _AMAZON.search(host)
+    if region := value("endpoint.region") or (named[1] if named else ""):
         said["region"] = region
     text = "&".join(f"{name}={quote(word, safe='')}" for name, word in said.items())
     return f"{url}?{text}" if text else url

@@ -23,7 +23,10 @@ pub(crate) fn open(checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
     };
     let opened = Python::try_attach(|py| {
         open(py).map_err(|error| {
-            let kind = if error.is_instance_of::<PyOSError>(py) { "store" } else { "data" };
+            // A store that cannot be reached may be reached later; what says so is the cause of an error of ours.
+            let passing = |one: &PyErr| one.is_instance_of::<PyOSError>(py);
+            let kind =
+                if passing(&error) || error.cause(py).is_some_and(|cause| passing(&cause)) { "store" } else { "data" };
             Failure::new(kind, format!("the checkpoint cannot be opened: {}", error.value(py)))
         })
     });
