@@ -187,7 +187,6 @@ def test_the_last_member_leaves_an_executor_that_goes(two: Any, tmp_path: Path) 
 def test_executors_that_are_made_on_demand_get_their_time(sessions: Any, master: str) -> None:
     settings = {
         "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.minExecutors": "1",
         "spark.dynamicAllocation.executorIdleTimeout": "2s",
         "spark.executor.cores": str(CORES),
     }

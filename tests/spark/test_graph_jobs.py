@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -20,6 +21,7 @@ import penstock as pk
 from conftest import data_folder
 from penstock import errors
 from penstock.graph._options import Options
+from penstock.spark._graph.watch import watched
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -83,6 +85,23 @@ def test_an_interrupt_cancels_the_job(spark: Any) -> None:
     while tracker.getActiveJobsIds():
         assert time.monotonic() < deadline, "the job goes on"
         time.sleep(0.05)
+
+
+def test_an_interrupt_before_the_job_is_submitted_cancels_it_too(spark: Any) -> None:
+    context = spark.sparkContext
+    interrupted = threading.Event()
+
+    def action() -> Any:
+        assert interrupted.wait(30)
+        return context.parallelize(range(1), 1).map(lambda _: time.sleep(60)).collect()
+
+    def interrupt(done: int, total: int) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watched(context, "late", action, 1, interrupt)
+    assert not context.statusTracker().getActiveJobsIds()
 
 
 def test_nothing_gives_nothing(spark: Any) -> None:

@@ -118,7 +118,10 @@ class Startup:
         EngineError
             When one cannot serve, or no slot comes free.
         """
-        executors = 0 if (self._sc.master or "local").partition("[")[0] == "local" else promised or 1
+        if (self._sc.master or "local").partition("[")[0] == "local":
+            executors = 0
+        else:
+            executors = promised or self._before_any_job()
         if executors:
             self._await_executors(min(executors, self._workers))
         self._examine(executors)
@@ -145,6 +148,14 @@ class Startup:
             self._tell(f"{self._workers - there} of {self._workers} workers: {missing}")
         residents.examine(self._misfit)
         preflight.judge([_seen(member) for member in residents.members], self._hub.address)
+
+    def _before_any_job(self) -> int:
+        """How many executors come though no job asks for them."""
+        conf, name = self._sc.getConf(), "spark.dynamicAllocation."
+        if conf.get(f"{name}enabled", "false").strip().lower() != "true":
+            return 1
+        counts = (f"{name}minExecutors", f"{name}initialExecutors", "spark.executor.instances")
+        return max(int(conf.get(count, "0")) for count in counts)
 
     def _misfit(self, member: Member) -> str | None:
         """Why a member that comes later cannot serve: nobody waits for it who could be told at once."""

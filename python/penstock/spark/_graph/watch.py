@@ -61,7 +61,10 @@ def watched(
             if progress is not None:
                 progress(min(_done(tracker, group), total), total)
     except BaseException:
-        context.cancelJobGroup(group)
+        # Perhaps it has yet to submit them.
+        while not ended.is_set():
+            context.cancelJobGroup(group)
+            ended.wait(_LOOK_S)
         raise
     thread.join()
     if failure:
