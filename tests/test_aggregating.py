@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -178,6 +179,24 @@ def test_equals_a_loop_while_bins_move(
             got[item[0]] += [norm(tuple(row.values())) for row in pa.record_batch(item[1]).to_pylist()]
     assert Counter(got["rows"]) == Counter(expected)
     assert Counter(row[-4:] for row in got["beside"]) == Counter(behind)
+
+
+def test_many_sessions_of_a_key_that_come_in_any_order() -> None:
+    generator = random.Random(7)
+    starts = [100 * session + step for session in range(700) for step in (0, 4, 9)]
+    generator.shuffle(starts)
+    rows = [(1, 0.5, ts, 1) for ts in starts]
+    plan, calls = flow_of(pk.session("5ms")).to_plan()
+    model = Model((5, 0), "final")
+    with _native.LocalRun(plan, calls, bits=2, whole=True) as run:
+        for block in range(0, len(rows), 300):
+            run.push(table(rows[block : block + 300]))
+        run.finish()
+        got = []
+        while (item := run.take(30)) is not None:
+            got += [norm(tuple(row.values())) for row in pa.record_batch(item[1]).to_pylist()]
+    expected = model.epoch(rows, None)[0] + model.epoch([], None, ended=True)[0]
+    assert Counter(got) == Counter(expected) and len(got) == 700
 
 
 class Held:

@@ -195,6 +195,25 @@ def test_results_that_are_kept_hold_no_file_open_and_let_go_of_their_memory() ->
     assert out == "True 100 100\n1004950 1004954.0\n0\n"
 
 
+def test_more_results_may_be_kept_than_a_process_has_mappings() -> None:
+    out = script("""
+        import gc, numpy as np
+        from penstock.ordered import _wire
+        _wire._MOST_MAPPED = 20
+        def mapped():
+            return sum("memfd:penstock-ordered" in line for line in open("/proc/self/maps"))
+        kept = list(pk.ordered_map(np.ones, [10_000 + n for n in range(50)], workers=1, mode="processes", chunk=1))
+        print(len(kept), mapped())
+        for array in kept:
+            array[0] = 5
+        print(sum(map(len, kept)), sum(array.sum() for array in kept))
+        del kept, array
+        gc.collect()
+        print(mapped(), len(_wire._held))
+        """)
+    assert out == "50 20\n501225 501425.0\n0 0\n"
+
+
 @pytest.mark.skipif(
     0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="so many files may not be open here"
 )

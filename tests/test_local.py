@@ -26,7 +26,7 @@ import penstock as pk
 from engine_support import wait_for
 from examples_support import examples
 from penstock import _local as local
-from penstock import _native
+from penstock import _native, ordered
 from penstock._local import LateRows
 from penstock._migration import Migration, MigrationReport
 from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
@@ -88,6 +88,65 @@ def test_any_arrow_source(tmp_path: Path) -> None:
     ]
     for source in sources:
         assert rows(flow.run(source)) == wanted, type(source)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
+def test_blocks_end_by_their_bytes_wherever_the_large_rows_stand(
+    monkeypatch: pytest.MonkeyPatch, kind: pa.DataType
+) -> None:
+    monkeypatch.setattr(local, "_BLOCK_BYTES", 5_000)
+    texts = ["x" * 1_000] * 30 + ["y"] * 2_000 + ["z" * 9_000]
+    source = pa.table({"k": pa.array(range(len(texts)), pa.int32()), "text": pa.array(texts, kind)})
+    blocks = list(local.batches(source, pa.schema([("k", pa.int64()), ("text", pa.string())]), 500))
+    assert all(block.num_rows == 1 or (block.num_rows <= 500 and block.nbytes <= 5_000) for block in blocks)
+    found = pa.Table.from_batches(blocks)
+    assert found["text"].to_pylist() == texts and found["k"].to_pylist() == list(range(len(texts)))
+    coded = source.set_column(1, "text", source["text"].cast(pa.string()).dictionary_encode())
+    assert pa.Table.from_batches(local.batches(coded, found.schema, 500))["text"].to_pylist() == texts
+    with pytest.raises(SchemaError, match="text"):
+        list(local.batches(source.slice(0, 0), pa.schema([("text", pa.int64())]), 500))
+
+
+class Longest(pk.Aggregator):
+    """The longest text of a key."""
+
+    def create(self) -> str:
+        return ""
+
+    def accumulate(self, states: list[str], groups: pa.Int64Array, rows: pa.RecordBatch) -> None:
+        for group, text in zip(groups.to_pylist(), rows["text"].to_pylist(), strict=True):
+            states[group] = max(states[group], text, key=len)
+
+    def merge(self, state: str, other: str) -> str:
+        return max(state, other, key=len)
+
+    def finish(self, states: list[str]) -> pa.Table:
+        return pa.table({"longest": states})
+
+
+@pytest.mark.parametrize("window", [None, pk.tumbling("10ms"), pk.session("10ms")])
+def test_steps_of_users_take_columns_of_views(window: Any) -> None:
+    texts = ["a", "a longer one than a view holds", "b"]
+    views = pa.schema([("k", pa.string_view()), ("text", pa.string_view()), ("ts", pa.int64())])
+    table = pa.table({"k": ["x", "x", "y"], "text": texts, "ts": [1, 2, 3]}).cast(views)
+    keyed = pk.Flow(views, event_time="ts").key_by("k")
+
+    def count(key: tuple[str], frames: Any, state: Any) -> Any:
+        yield pd.DataFrame({"k": key, "longest": [max(text for frame in frames for text in frame["text"])]})
+
+    flows = [
+        (keyed if window is None else keyed.window(window)).aggregate(
+            Longest(), columns=["text"], schema="longest string"
+        )
+    ]
+    if window is None:
+        flows.append(keyed.apply_in_pandas_with_state(count, "k string, longest string", "n bigint", "append"))
+    for flow in flows:
+        found = {row["k"]: row["longest"] for batch in flow.run(table) for row in batch.to_pylist()}
+        assert found == {"x": texts[1], "y": "b"}
+    step = ordered.partitioned(lambda n, batch: (n, [batch]), key="k", initial=0, batches=True)
+    parts = list(ordered.Pipeline([step]).run(table.to_batches()))
+    assert [part["text"].to_pylist() for part in parts] == [texts[:2], texts[2:]]
 
 
 def test_sources_that_do_not_fit() -> None:

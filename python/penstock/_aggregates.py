@@ -2,7 +2,8 @@
 
 Owns: the description of one output column of `Flow.agg`, nothing of its execution. The
 native part keeps one flat state per key and aggregate; integers stay integers (a sum that
-leaves 64 bits, or of decimals 38 digits, is an error, never a wrap), and nulls do not count except in ``count()``.
+leaves 64 bits, or of decimals 38 digits, is an error, never a wrap; of decimals also where it leaves 128 bits on its
+way, 1.7e38, as its rows happen to come), and nulls do not count except in ``count()``.
 
 Equal rows give equal values on every host and any number of workers: nothing depends on the order in which
 rows come, but the last bits of float sums, means, variances and deviations. Where Spark SQL has the function,

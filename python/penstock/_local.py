@@ -974,10 +974,21 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
     [2, 1]
     """
     for batch in _read(source, nested=False):
-        fitting = conform(batch, schema)
-        rows = min(batch_rows, max(1, fitting.num_rows * _BLOCK_BYTES // max(1, fitting.nbytes)))
-        for start in range(0, fitting.num_rows, rows):
-            yield fitting.slice(start, rows)
+        # Before what may take as much again, and after what may make more of it.
+        for piece in _of_a_block(batch):
+            for fitting in _of_a_block(conform(piece, schema)):
+                for start in range(0, fitting.num_rows, batch_rows):
+                    yield fitting.slice(start, batch_rows)
+
+
+def _of_a_block(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of at most a block's bytes, or of one row: rows may be of any size, wherever they stand."""
+    if batch.num_rows < 2 or batch.nbytes <= _BLOCK_BYTES:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _of_a_block(batch.slice(0, half))
+    yield from _of_a_block(batch.slice(half))
 
 
 def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:

@@ -295,7 +295,15 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before")
     try:
         plain = column.dictionary_decode() if pa.types.is_dictionary(have) else column
+        if plain.offset and (pa.types.is_large_string(plain.type) or pa.types.is_large_binary(plain.type)):
+            # A cast to narrower offsets goes by where values stand in the whole column.
+            plain = pa.concat_arrays([plain, plain.slice(0, 0)])
         made = pc.cast(plain, want, safe=True)
+    except pa.ArrowCapacityError as error:
+        raise SchemaError(
+            f"{what} column {field.name!r} has {plain.nbytes:,} bytes in one batch, more than {want} holds; give it in"
+            " smaller batches"
+        ) from error
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:

@@ -30,6 +30,17 @@ OUTPUT = "k string, why string, total bigint, rows bigint, watermark bigint, clo
 LATENESS_MS = 5
 
 
+def test_a_timeout_that_is_set_anew_replaces_the_one_before() -> None:
+    bin = GroupBin()
+    for call in range(10_000):
+        bin.put(("k",), ("state",), call)
+    assert len(bin._timers or ()) <= 2 * len(bin.states) + 64
+    for key in ("a", "b"):
+        bin.put((key,), ("state",), 9_999)
+    assert bin.due(9_999) == []
+    assert sorted(bin.due(10_000)) == [(9_999, ("a",)), (9_999, ("b",)), (9_999, ("k",))]
+
+
 def program(key: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """A function that uses everything, by what it has summed up; order-sensitive."""
     total, seen = state.getOption or (0, [])

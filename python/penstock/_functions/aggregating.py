@@ -21,9 +21,11 @@ with their bin until it ends.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import heapq
 import itertools
+import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -35,6 +37,7 @@ import pyarrow.compute as pc
 from penstock._functions.loop import BrokenOff
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
+from penstock._views import plain, rows_at
 
 __all__ = ["AggregateBin", "AggregateCall"]
 
@@ -47,6 +50,7 @@ _WINDOW: Final = ("window_start", "window_end")
 
 #: Bounds of a window, as the event-time column counts; empty without windows.
 Window = tuple[int, ...]
+_START, _END = operator.itemgetter(0), operator.itemgetter(1)
 
 
 class AggregateBin(BinState):
@@ -182,11 +186,21 @@ class AggregateCall:
         except Exception as error:
             raise self._failed(user.accumulate, error) from error
         places, windows, *columns = heads
+        #: The sessions of the key at hand, ascending: heads of a key stand together.
+        at, sessions = None, list[Window]()
         for new, place, window, *values in zip(made, places, windows, *columns, strict=True):
             bin, key = bins[place], own_nan(tuple(values))
             bin.keep(key)
             mine = bin.states.setdefault(key, {})
-            met = self._meets(mine, window)
+            if self._sessions:
+                if at != (place, key):
+                    at, sessions = (place, key), sorted(mine)
+                # They are apart, so their ends ascend as well.
+                first = bisect.bisect_left(sessions, window[0], key=_END)
+                last = bisect.bisect_right(sessions, window[1], key=_START)
+                met = sessions[first:last]
+            else:
+                met = [window] if window in mine else []
             try:
                 for other in met:
                     window = (min(window[0], other[0]), max(window[1], other[1])) if window else window
@@ -198,6 +212,8 @@ class AggregateCall:
                 if not isinstance(error, Exception):
                     raise
                 raise self._failed(user.merge, error, None, key, self._keys) from error
+            if self._sessions:
+                sessions[first:last] = [window]
             if window and window not in met:
                 bin.open_window(window[1], key)
             if self._updates:
@@ -298,6 +314,8 @@ class AggregateCall:
                 column = column.cast(pa.int64())
             elif pa.types.is_dictionary(column.type):
                 column = column.dictionary_decode()
+            elif plain(column.type) is not column.type:
+                column = column.cast(plain(column.type))
             elif pa.types.is_floating(column.type):
                 zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
                 column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
@@ -310,7 +328,7 @@ class AggregateCall:
             lists = lists.chunk(0)
         if self._sessions:
             return self._cut(batch, pa.table(table), found, lists, [name for name in by if name not in ("0", "1")])
-        rows = batch.select(self._columns).take(lists.flatten())
+        rows = rows_at(batch.select(self._columns), lists.flatten())
         heads = [found.column(name).to_pylist() for name in by]
         windows: list[Any] = [()] * len(heads[0])
         if bounds:
@@ -336,14 +354,8 @@ class AggregateCall:
         of = of.append_column("number", number).sort_by([("number", "ascending"), ("row", "ascending")])
         heads = [found.column(name).take(key.filter(first)).to_pylist() for name in by]
         windows = list(zip(start.filter(first).to_pylist(), end.filter(last).to_pylist(), strict=True))
-        rows = batch.select(self._columns).take(of.column("row").combine_chunks())
+        rows = rows_at(batch.select(self._columns), of.column("row").combine_chunks())
         return rows, of.column("number").combine_chunks(), [heads[0], windows, *heads[1:]]
-
-    def _meets(self, mine: dict[Window, Any], window: Window) -> list[Window]:
-        """Those of a key's windows with which one becomes one, ascending."""
-        if not self._sessions:
-            return [window] if window in mine else []
-        return sorted(one for one in mine if one[0] <= window[1] and window[0] <= one[1])
 
     def _us(self, bound: int) -> int:
         kind = self._time_type

@@ -44,6 +44,7 @@ from penstock._functions.group_state import (
 )
 from penstock._functions.loop import BrokenOff
 from penstock._functions.state import FORMAT, MISSING, BinState, own_nan
+from penstock._views import rows_at
 from penstock.errors import StateError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ __all__ = ["GroupBin", "GroupStateCall"]
 
 _T = TypeVar("_T")
 _ROWS: Final = 2
+#: So many timers more than keys are kept at most, beside one a key.
+_FEW: Final = 64
 #: The watermark at the end of input, microseconds.
 _END_US: Final = (1 << 63) - 1
 
@@ -88,6 +91,8 @@ class GroupBin(BinState):
         if timeout_ms is not None and self._timers is not None:
             self._order += 1
             heapq.heappush(self._timers, (timeout_ms, self._order, key))
+            if len(self._timers) > 2 * len(states) + _FEW:
+                self._timers = None  # most of them are of keys whose timeouts were set anew
 
     def due(self, limit_ms: int) -> list[tuple[int, Any]]:
         """The timeouts before `limit_ms` with their keys, in their order; each is told once."""
@@ -238,11 +243,11 @@ class GroupStateCall:
         ends = np.cumsum([rows for _, (_, _, rows) in pieces])
         order, starts = group_rows(table, self.keys)
         firsts = order[starts]
-        heads = table.select(self.keys).take(firsts).combine_chunks()
+        heads = rows_at(table.select(self.keys), firsts).combine_chunks()
         keys = [tuple(map(own_nan, key)) for key in zip(*(c.to_pylist() for c in heads.columns), strict=True)]
         shown = zip(*(scalars(column, self._timezone) for column in heads.columns), strict=True)
         owners = np.searchsorted(ends, firsts, side="right").tolist()
-        cutter = Cutter(table.take(order), self._timezone)
+        cutter = Cutter(rows_at(table, order), self._timezone)
         del table
         cut = cutter.cut
         bounds = [*starts.tolist(), len(order)]

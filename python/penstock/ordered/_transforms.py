@@ -286,7 +286,9 @@ class ByKey:
             places.setdefault(key, []).append(place)
         if len(places) == 1:
             return [(next(iter(places)), batch)]
-        return [(key, batch.take(found)) for key, found in places.items()]
+        from penstock._views import rows_at
+
+        return [(key, rows_at(batch, found)) for key, found in places.items()]
 
 
 def need_batch(batch: Any, step: str) -> None:

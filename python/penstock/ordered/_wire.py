@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import itertools
 import mmap
 import os
 import pickle
@@ -30,6 +31,12 @@ _PLACE = struct.Struct("<QQ")
 LARGE = 32 << 10
 #: From how many bytes on the pickle itself does.
 BODY = 256 << 10
+
+#: A process has only so many mappings (65,530 on most hosts), and others need some: from this many on they are copied.
+_MOST_MAPPED = 16_384
+#: Numbers of the mappings that are held.
+_held: set[int] = set()
+_serials = itertools.count()
 
 _memfd = getattr(os, "memfd_create", None)
 
@@ -130,16 +137,37 @@ def send(sock: socket.socket, body: bytes, buffers: list[Any]) -> None:
 
 
 def _mapped(handle: int, size: int) -> memoryview:
-    """The memory behind a descriptor until the last view of it is gone. `mmap.mmap` would hold a descriptor as long."""
+    """The memory behind a descriptor until the last view of it is gone. `mmap.mmap` would hold a descriptor as long.
+
+    A copy of it, where there are many such views or no more can be had.
+    """
+    if len(_held) >= _MOST_MAPPED:
+        return _copied(handle, size)
     # Private, so that an array made of it can be written to, as one that was pickled.
     address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, handle, 0)
     if address == ctypes.c_void_p(-1).value:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+        return _copied(handle, size)
     memory = (ctypes.c_char * size).from_address(address)
+    serial = next(_serials)
+    _held.add(serial)
     # Not at the end of the interpreter, when others may read it yet.
-    weakref.finalize(memory, _libc.munmap, address, size).atexit = False
+    weakref.finalize(memory, _unmap, address, size, serial).atexit = False
     return memoryview(memory).cast("B")
+
+
+def _unmap(address: int, size: int, serial: int) -> None:
+    _libc.munmap(address, size)
+    _held.discard(serial)
+
+
+def _copied(handle: int, size: int) -> memoryview:
+    view, at = memoryview(bytearray(size)), 0
+    while at < size:
+        got = os.preadv(handle, [view[at:]], at)
+        if not got:
+            raise Ended(f"shared memory ends after {at} of {size} bytes")
+        at += got
+    return view
 
 
 def _exactly(sock: socket.socket, count: int) -> bytearray:

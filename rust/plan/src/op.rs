@@ -198,7 +198,7 @@ pub(crate) fn block_rows(batch: &RecordBatch) -> usize {
     if bytes <= BLOCK_BYTES { BLOCK_ROWS } else { (rows / bytes.div_ceil(BLOCK_BYTES)).clamp(1, BLOCK_ROWS) }
 }
 
-/// Sends `batch` in pieces of at most [`BLOCK_ROWS`] rows and about [`BLOCK_BYTES`]; nothing when it is empty.
+/// Sends `batch` in pieces of at most [`BLOCK_ROWS`] rows and about [`BLOCK_BYTES`], none of two rows more than twice that; nothing when it is empty.
 pub(crate) fn send(batch: RecordBatch, wrap: impl Fn(RecordBatch) -> Output, out: &mut Sink<'_>) {
     let (rows, most) = (batch.num_rows(), block_rows(&batch));
     if rows <= most {
@@ -207,9 +207,21 @@ pub(crate) fn send(batch: RecordBatch, wrap: impl Fn(RecordBatch) -> Output, out
         }
         return;
     }
+    let uneven = most < BLOCK_ROWS;
     for start in (0..rows).step_by(most) {
-        out(wrap(batch.slice(start, most.min(rows - start))));
+        let piece = batch.slice(start, most.min(rows - start));
+        if uneven { halves(piece, &wrap, out) } else { out(wrap(piece)) }
     }
+}
+
+/// Sends a piece as it is, or halves of it: what is large may stand together.
+fn halves(piece: RecordBatch, wrap: &impl Fn(RecordBatch) -> Output, out: &mut Sink<'_>) {
+    let rows = piece.num_rows();
+    if rows < 2 || bytes_of(&piece) <= 2 * BLOCK_BYTES {
+        return out(wrap(piece));
+    }
+    halves(piece.slice(0, rows / 2), wrap, out);
+    halves(piece.slice(rows / 2, rows - rows / 2), wrap, out);
 }
 
 #[cfg(test)]
@@ -250,5 +262,19 @@ mod tests {
         });
         assert_eq!((rows.iter().sum::<usize>(), rows.len()), (200, 4));
         assert_eq!(block_rows(&batch.slice(0, 60)), BLOCK_ROWS);
+    }
+
+    #[test]
+    fn large_rows_that_stand_together_are_no_block() {
+        let texts = (0..60_000).map(|row| if row < 200 { "x".repeat(1 << 20) } else { "y".to_owned() });
+        let texts: ArrayRef = Arc::new(StringViewArray::from_iter_values(texts));
+        let batch = RecordBatch::try_from_iter([("texts", texts)]).unwrap();
+        let mut rows = 0;
+        send(batch, Output::Rows, &mut |output| {
+            let Output::Rows(part) = output else { panic!("rows stay rows") };
+            assert!(bytes_of(&part) <= 2 * BLOCK_BYTES);
+            rows += part.num_rows();
+        });
+        assert_eq!(rows, 60_000);
     }
 }

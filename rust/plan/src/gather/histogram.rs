@@ -96,7 +96,7 @@ pub(crate) fn is_sound(histogram: &[u8], digits: u8) -> bool {
 pub(crate) fn quantile(histogram: &[u8], q: f64, digits: u8) -> f64 {
     let entries = || histogram.chunks_exact(ENTRY);
     let all = entries().fold(0_u64, |sum, entry| sum.saturating_add(values(entry)));
-    let rank = ((q * all as f64).ceil() as u64).clamp(1, all.max(1));
+    let rank = rank(q, all);
     let mut below = 0_u64;
     for entry in entries() {
         below = below.saturating_add(values(entry));
@@ -105,6 +105,12 @@ pub(crate) fn quantile(histogram: &[u8], q: f64, digits: u8) -> f64 {
         }
     }
     f64::NAN
+}
+
+/// The least number of values that is at least a share `q` of `all`. The product is rounded: 0.07 of 100 would be eight.
+fn rank(q: f64, all: u64) -> u64 {
+    let rank = ((q * all as f64).ceil() as u64).clamp(1, all.max(1));
+    if rank > 1 && (rank - 1) as f64 / all as f64 >= q { rank - 1 } else { rank }
 }
 
 #[cfg(test)]
@@ -117,6 +123,18 @@ mod tests {
         let mut histogram = Box::default();
         values.iter().for_each(|&value| insert(&mut histogram, value, digits));
         histogram
+    }
+
+    #[test]
+    fn a_rank_is_the_least_that_is_enough() {
+        for all in [1_u64, 7, 100, 180, 200, 1_000] {
+            for percent in 0..=100 {
+                let enough = (percent * all).div_ceil(100).max(1);
+                assert_eq!(rank(percent as f64 / 100.0, all), enough, "{percent} % of {all}");
+            }
+        }
+        let values = [vec![1.0; 7], vec![1_000.0; 93]].concat();
+        assert!(quantile(&of(&values, MOST), 0.07, MOST) < 1.1);
     }
 
     proptest! {
@@ -134,7 +152,8 @@ mod tests {
             merge(&mut merged, &of(&values[..cut], digits));
             prop_assert_eq!(&merged, &histogram, "order and parts make no difference");
             values.sort_by(|a, b| a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(b)));
-            let rank = ((q * values.len() as f64).ceil() as usize).max(1);
+            let share = |rank: &usize| *rank as f64 / values.len() as f64 >= q;
+            let rank = (1..=values.len()).find(share).unwrap();
             let (exact, found) = (values[rank - 1], quantile(&histogram, q, digits));
             let equal = exact == found || exact.is_nan() && found.is_nan() || found == 0.0 && exact.abs() < f64::MIN_POSITIVE;
             prop_assert!(equal || (found - exact).abs() <= error_of(digits) * exact.abs(), "{} for {}", found, exact);

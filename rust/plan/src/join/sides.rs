@@ -573,11 +573,17 @@ impl Sides {
     /// Where the left row is kept that a right row meets, of those of a key, where it meets at most one.
     #[inline]
     pub(crate) fn meet_one(&mut self, at: u32, time: i64) -> Option<u64> {
-        let is_met = |row: &Row| !self.rules.until || row.end >= time;
-        let found = self.within(at as usize, 1, (time, None));
+        let mut found = self.within(at as usize, 1, (time, None));
         let rows = &self.keys[at as usize].rows[0];
-        let place = found.clone().find(|place| is_met(&rows[*place]))?;
+        let place = match self.rules.until {
+            // Those that are not empty are apart: if any, it is the one that began last.
+            true => found.rev().find(|place| rows[*place].time <= rows[*place].end)?,
+            false => found.next()?,
+        };
         let row = rows[place];
+        if self.rules.until && row.end < time {
+            return None;
+        }
         if self.rules.flags(0) && !row.met() {
             self.note_met(at as usize, 0, place);
         }
@@ -603,8 +609,11 @@ impl Sides {
 
     /// Whether a left row is there that one could meet which meets another of these times.
     fn is_there(&self, at: usize, (time, last): (i64, Option<i64>)) -> bool {
-        let both = |row: &Row, last: i64| time <= last && row.time <= row.end && row.time <= last && time <= row.end;
-        self.keys[at].rows[0].iter().any(|row| last.is_none_or(|last| both(row, last)))
+        let rows = &self.keys[at].rows[0];
+        let Some(last) = last else { return !rows.is_empty() };
+        // Those that are not empty are apart, so of those that begin before this one ends the last also ends last.
+        let begun = &rows[..rows.partition_point(|row| row.time <= last)];
+        time <= last && begun.iter().rev().find(|row| row.time <= row.end).is_some_and(|row| time <= row.end)
     }
 
     /// The columns of a row.
