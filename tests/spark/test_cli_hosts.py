@@ -94,6 +94,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long  # that bins move while members come and go is in every run
 def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local, engine = tmp_path / "local.parquet", tmp_path / "engine.parquet"
     given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--workers", "2", "--json"]

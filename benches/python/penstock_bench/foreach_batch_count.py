@@ -44,8 +44,10 @@ STORES = {"RocksDB": streams.ROCKSDB, "default store": streams.DEFAULT}
 IDENTITY = "identity mapInArrow"
 
 
-def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> None:
-    """Run the bench; `keys` is for tests."""
+def run(
+    options: Options, emit: Emit, tell: Tell, keys: int | None = None, sinks: Sequence[str] = ("noop", "parquet")
+) -> None:
+    """Run the bench; `keys` and `sinks` are for tests."""
     from penstock.spark.engine import Engine
 
     count = keys or (QUICK if options.quick else FULL)
@@ -53,7 +55,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
         streams.session(NAME, tell, residents=True) as (spark, folder),
         Engine(spark, workers=streams.WORKERS, name="bench") as engine,
     ):
-        for sink in ("noop", "parquet"):
+        for sink in sinks:
             _Case(spark, engine, folder, sink, count, options, emit, tell).run()
 
 
