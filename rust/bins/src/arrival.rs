@@ -31,6 +31,8 @@ struct Coming<T> {
     from: Option<usize>,
     /// Post-dated records that have come.
     records: u64,
+    /// What has come of a chunk that is longer than a message.
+    unfinished: Vec<u8>,
 }
 
 /// Where arrivals go.
@@ -80,7 +82,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 if epoch != to.table.epoch() {
                     return Err(BinsError::EpochDiffers { bin, here: to.table.epoch(), there: epoch });
                 }
-                self.prepared.insert(bin, Coming { time: time.clone(), from, records: 0 });
+                self.prepared.insert(bin, Coming { time: time.clone(), from, records: 0, unfinished: Vec::new() });
                 if from.is_some() {
                     to.table.announced(bin)?;
                 }
@@ -93,12 +95,22 @@ impl<T: Ord + Clone> Arrivals<T> {
                 told(bin, BinEvent::State, 0);
                 told(bin, BinEvent::Installed, 0);
             }
+            BinPart::Piece { bin, bytes } => {
+                self.expect(bin, time)?.unfinished.extend_from_slice(&bytes);
+                told(bin, BinEvent::State, bytes.len());
+            }
             BinPart::State { bin, chunk } => {
-                self.expect(bin, time)?;
+                let (bytes, mut whole) = (chunk.len(), std::mem::take(&mut self.expect(bin, time)?.unfinished));
+                let chunk = if whole.is_empty() {
+                    chunk
+                } else {
+                    whole.extend_from_slice(&chunk);
+                    whole
+                };
                 let new = || new_state(to.new_state, to.record);
                 let state = to.table.chunk_came(bin, new).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
-                told(bin, BinEvent::State, chunk.len());
+                told(bin, BinEvent::State, bytes);
             }
             BinPart::Pending { bin, records } => {
                 let coming = self.expect(bin, time)?;
@@ -115,7 +127,7 @@ impl<T: Ord + Clone> Arrivals<T> {
             BinPart::End { bin, chunks, records } => {
                 let coming = self.expect(bin, time)?;
                 let arrived = to.table.coming(bin).ok_or(BinsError::Unprepared { bin })?;
-                if arrived != chunks {
+                if arrived != chunks || !coming.unfinished.is_empty() {
                     return Err(BinsError::Incomplete { bin, arrived, announced: Some(chunks) });
                 }
                 if coming.records != records {
@@ -214,6 +226,30 @@ mod tests {
         let mut state = Counts::default();
         keys.for_each(|key| *state.entry(key) = key);
         state.encode(&mut Encoding::new()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_chunk_comes_in_pieces() {
+        let mut rig = Rig::new();
+        let chunk = chunks(0..9);
+        assert!(matches!(
+            rig.part(5, BinPart::Piece { bin: 1, bytes: chunk[..3].to_vec() }),
+            Err(BinsError::Unprepared { bin: 1 })
+        ));
+        rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
+        for piece in [&chunk[..3], &chunk[3..9]] {
+            rig.part(5, BinPart::Piece { bin: 1, bytes: piece.to_vec() }).unwrap();
+        }
+        let early = rig.part(5, BinPart::End { bin: 1, chunks: 0, records: 0 });
+        assert!(matches!(early, Err(BinsError::Incomplete { bin: 1, arrived: 0, announced: Some(0) })), "{early:?}");
+        rig.part(5, BinPart::State { bin: 1, chunk: chunk[9..].to_vec() }).unwrap();
+        rig.part(5, BinPart::State { bin: 1, chunk: chunks(9..12) }).unwrap();
+        rig.part(5, BinPart::End { bin: 1, chunks: 2, records: 0 }).unwrap();
+        let state = rig.table.get(1).unwrap();
+        assert_eq!(
+            (0..12).map(|key| state.get(&key).copied()).collect::<Vec<_>>(),
+            (0..12).map(Some).collect::<Vec<_>>()
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What travels from F to S.
 //!
 //! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), Pending(bin, time, record) (M-10), End(bin, chunks,
-//! records), from one F in that order; between threads of one process a ticket for the shelf is in place of the chunks and the End. How many there
+//! records), from one F in that order, a State behind as many Piece(bin, bytes) as its chunk is longer than a message may be; between threads of one process a ticket for the shelf is in place of the chunks and the End. How many there
 //! are is known when the last one is made, so the End tells it: with it, or with the ticket, all of the bin is there.
 //!
 //! Back from S to F: [`Told`].
@@ -48,6 +48,8 @@ pub(crate) enum BinPart<T, P> {
     },
     /// Its state lies on the shelf of this process; all else of it has been sent.
     Shelved { bin: u32, ticket: u64 },
+    /// The beginning of a chunk of its state, or more of it; the chunk ends with the next State.
+    Piece { bin: u32, bytes: Vec<u8> },
     /// A chunk of its state.
     State { bin: u32, chunk: Vec<u8> },
     /// All of it has been sent.
@@ -88,7 +90,7 @@ impl<T, P> BinPart<T, P> {
     /// What it counts for while it is under way between processes, in bytes.
     pub(crate) fn weight(&self) -> u64 {
         match self {
-            Self::State { chunk, .. } => chunk.len() as u64,
+            Self::State { chunk: bytes, .. } | Self::Piece { bytes, .. } => bytes.len() as u64,
             Self::Pending { records, .. } => records.len() as u64 * RECORD_BYTES,
             Self::Prepare { .. } | Self::Shelved { .. } | Self::End { .. } => 0,
         }
@@ -99,6 +101,7 @@ const PREPARE: u8 = 1;
 const STATE: u8 = 2;
 const PENDING: u8 = 3;
 const END: u8 = 4;
+const PIECE: u8 = 5;
 
 impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -114,6 +117,10 @@ impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
             Self::Shelved { bin, .. } => {
                 // A ticket means nothing elsewhere. Sent as a kind that nobody decodes, it stops the receiver.
                 head(0, bin);
+            }
+            Self::Piece { bin, bytes } => {
+                head(PIECE, bin);
+                out.extend_from_slice(bytes);
             }
             Self::State { bin, chunk } => {
                 head(STATE, bin);
@@ -136,6 +143,7 @@ impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
         match kind {
             PREPARE => Ok(Self::Prepare { bin, epoch: decode_serde(rest)? }),
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
+            PIECE => Ok(Self::Piece { bin, bytes: rest.to_vec() }),
             END => {
                 let (chunks, records) = decode_serde(rest)?;
                 Ok(Self::End { bin, chunks, records })
@@ -196,6 +204,10 @@ mod tests {
         let state = bytes(&BinPart::State { bin: 8, chunk: vec![1, 2, 3] });
         assert!(
             matches!(BinPart::<u64, String>::decode(&state), Ok(BinPart::State { bin: 8, chunk }) if chunk == [1, 2, 3])
+        );
+        let piece = bytes(&BinPart::Piece { bin: 8, bytes: vec![1, 2] });
+        assert!(
+            matches!(BinPart::<u64, String>::decode(&piece), Ok(BinPart::Piece { bin: 8, bytes }) if bytes == [1, 2])
         );
         let records = vec![(4u64, "a".to_string()), (9, "b".to_string())];
         let pending = bytes(&BinPart::Pending { bin: 9, records: records.clone() });

@@ -14,13 +14,15 @@
 //! 216 when those go first that rows wait for; of the four bins 634, 606, 295; of the others that move 634, 605, 699. With 8 MiB the runs differed by more than the ways did: one run of F
 //! encoded what there was room for, and its worker did nothing else meanwhile. So now a run encodes a portion (not measured again).
 //!
-//! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk.
+//! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk, which goes in pieces of at most the
+//! budget.
 //!
 //! Departure from Megaphone, which sends a bin's state as it is uninstalled: it goes as there is room. S tells F what
 //! it has taken in, and what rows wait for (after Meces, ATC 2022), on an edge that leads nowhere and so holds back no frontier; how many chunks and post-dated records a bin had is told
 //! behind them and compared.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_progress::Timestamp;
@@ -34,6 +36,9 @@ use crate::stats::BinEvent;
 
 /// Bytes that one run encodes, and less than one chunk: then the rows of its worker have their turn, and it is heard what others wait for.
 const PORTION: u64 = 1 << 19;
+
+/// Bytes of a chunk in one message between processes, which has a limit of 256 MiB; the state of one key may be larger.
+const PIECE: RangeInclusive<u64> = 64..=64 << 20;
 
 /// Post-dated records in one message between processes.
 const RECORDS_PER_MESSAGE: usize = 1024;
@@ -53,6 +58,11 @@ impl UnderWay {
     /// Whether another part may be made. One always may when there is none.
     fn has_room(&self) -> bool {
         self.bytes == 0 || self.bytes < self.budget
+    }
+
+    /// Bytes of a chunk that go at once.
+    fn piece(&self) -> usize {
+        self.budget.clamp(*PIECE.start(), *PIECE.end()) as usize
     }
 
     fn sent(&mut self, to: u32, bytes: u64) {
@@ -124,8 +134,8 @@ struct Current<T, P> {
 }
 
 enum Stage<T, P> {
-    /// So many chunks are sent.
-    State { encoding: Encoding, chunks: u64 },
+    /// So many chunks are sent, and so many bytes of the one at hand.
+    State { encoding: Encoding, chunks: u64, chunk: Option<(Vec<u8>, usize)> },
     /// All of its state is, in so many chunks; so many post-dated records it had, and these are left.
     Records { chunks: u64, count: u64, records: std::vec::IntoIter<(T, P)> },
 }
@@ -163,7 +173,7 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
         loop {
             if self.current.is_none() {
                 let Some(to) = self.far.next() else { return Ok(Left::Nothing) };
-                let stage = Stage::State { encoding: shared.encoding(&self.time), chunks: 0 };
+                let stage = Stage::State { encoding: shared.encoding(&self.time), chunks: 0, chunk: None };
                 self.current = Some(Current { to, stage });
             }
             if !under_way.has_room() {
@@ -174,18 +184,31 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
             }
             let Some(Current { to, stage }) = &mut self.current else { continue };
             let part = match stage {
-                Stage::State { encoding, chunks } => match shared.encode(to.bin, encoding)? {
-                    Some(chunk) => {
-                        *chunks += 1;
-                        BinPart::State { bin: to.bin, chunk }
+                Stage::State { encoding, chunks, chunk } => {
+                    let next = match chunk.take() {
+                        Some(rest) => Some(rest),
+                        None => shared.encode(to.bin, encoding)?.map(|chunk| (chunk, 0)),
+                    };
+                    match next {
+                        Some((bytes, sent)) if bytes.len() - sent > under_way.piece() => {
+                            let end = sent + under_way.piece();
+                            let piece = bytes[sent..end].to_vec();
+                            *chunk = Some((bytes, end));
+                            BinPart::Piece { bin: to.bin, bytes: piece }
+                        }
+                        Some((bytes, sent)) => {
+                            *chunks += 1;
+                            let chunk = if sent == 0 { bytes } else { bytes[sent..].to_vec() };
+                            BinPart::State { bin: to.bin, chunk }
+                        }
+                        None => {
+                            let records = shared.pending.borrow_mut().take_bin(to.bin);
+                            let (chunks, count) = (*chunks, records.len() as u64);
+                            *stage = Stage::Records { chunks, count, records: records.into_iter() };
+                            continue;
+                        }
                     }
-                    None => {
-                        let records = shared.pending.borrow_mut().take_bin(to.bin);
-                        let (chunks, count) = (*chunks, records.len() as u64);
-                        *stage = Stage::Records { chunks, count, records: records.into_iter() };
-                        continue;
-                    }
-                },
+                }
                 Stage::Records { chunks, count, records } => {
                     let some: Vec<_> = records.by_ref().take(RECORDS_PER_MESSAGE).collect();
                     if some.is_empty() {
