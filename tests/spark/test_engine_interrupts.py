@@ -88,9 +88,94 @@ print("all is as it was")
 """
 
 
+#: As a notebook has it while a cell runs: the handler raises, and py4j closes the connections of all threads.
+WITHIN = """
+import os, signal, sys, threading, time
+
+sys.path.insert(0, sys.argv[1])
+from engine_support import Kept, counted, in_thread, numbers, state, wait_for
+from pyspark.sql import SparkSession
+import penstock as pk
+
+COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
+context = spark.sparkContext
+sleep = context._jvm.java.lang.Thread.sleep
+main = threading.main_thread().ident
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def within():
+    frame = sys._current_frames()[main]
+    while frame is not None and frame.f_code.co_name != "send_command":
+        frame = frame.f_back
+    return frame is not None
+
+
+def interrupted(call):
+    over = threading.Event()
+
+    def strike():
+        # py4j reaches the connections that are in use by way of one that is not.
+        context.getLocalProperty("any")
+        wait_for(within)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait(60)
+
+    with in_thread(strike):
+        try:
+            call()
+        except KeyboardInterrupt:
+            return
+        finally:
+            over.set()
+    raise AssertionError("no interrupt came")
+
+
+def jobs():
+    return sorted(context.statusTracker().getActiveJobsIds())
+
+
+with pk.Engine(spark, workers=2, bits=4) as engine:
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept, name="counts", checkpoint=None)
+    function(numbers(spark, 0), 0)
+    wait_for(lambda: len(jobs()) == 2, what="the end of the batch's jobs")
+    members, groups, running = engine.members(), engine._job_groups(), jobs()
+    for batch in range(1, 4):
+        interrupted(lambda: sleep(60_000))
+        time.sleep(2)  # what is submitted once more runs by then
+        assert jobs() == running, f"jobs {running} are {jobs()} after interrupt {batch}"
+        assert engine.members() == members and engine._job_groups() == groups
+        function(numbers(spark, batch), batch)
+        assert state(kept) == counted(batch + 1)
+        wait_for(lambda: jobs() == running, what="the end of the batch's jobs")
+
+    # The end of a job is heard of as before, and why.
+    os.kill(members[0].pid, signal.SIGKILL)
+    wait_for(lambda: len(engine.members()) == 2 and members[0] not in engine.members(), what="the replacement")
+    last = engine._residents._seats[members[0].slot].last
+    assert last and "Exception thrown by job" not in last, last
+    wait_for(lambda: len(jobs()) == 2, what="one job for each worker")
+    assert jobs()[0] in running and jobs()[1] not in running
+wait_for(lambda: not jobs(), what="the end of all jobs")
+print("all is as it was")
+"""
+
+
 def test_an_interrupt_costs_no_worker(tmp_path: Path) -> None:
+    run(PROGRAM, tmp_path)
+
+
+def test_an_interrupt_within_a_call_of_the_jvm_starts_no_job_again(tmp_path: Path) -> None:
+    run(WITHIN, tmp_path)
+
+
+def run(text: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     ran = subprocess.run(
         [sys.executable, str(program), str(Path(__file__).parents[1]), str(tmp_path / "began")],
         capture_output=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -73,6 +74,46 @@ class Job:
                 attempt.kill()
 
 
+class JobFailed(Exception):
+    """As py4j raises what the JVM has raised."""
+
+    java_exception = None
+
+
+class Rows:
+    """An RDD of a single job; also its side in the JVM, Spark's future of the job, and what that gives."""
+
+    def __init__(self, context: Context, task: Callable[..., Any]) -> None:
+        from pyspark.serializers import AutoBatchedSerializer, CPickleSerializer
+
+        self._context, self._task = context, task
+        self._jrdd = self
+        self._jrdd_deserializer = AutoBatchedSerializer(CPickleSerializer())
+
+    def collectAsync(self) -> Rows:
+        self._job = Job(self._task, self._context.group.name)
+        self._context.jobs.append(self._job)
+        self._job.attempt()
+        return self
+
+    def cancel(self, interrupt: bool) -> None:
+        self._job.end("cancelled")
+
+    def get(self, at: int | None = None) -> Any:
+        if at is not None:
+            return bytearray(pickle.dumps(self._job.said))
+        while not self._job.over.wait(0.02):
+            if self._context.breaks:
+                self._context.breaks -= 1
+                raise ConnectionError("Answer from Java side is empty")
+        if self._job.error:
+            raise JobFailed(self._job.error)
+        return self
+
+    def size(self) -> int:
+        return 1
+
+
 class Context:
     """As much of a SparkContext as residents use."""
 
@@ -83,13 +124,22 @@ class Context:
         self.settings = settings
         self.jobs: list[Job] = []
         self.cancelled: list[str] = []
-        self._group = threading.local()
+        self.group = threading.local()
+        #: How often the connection of who waits is yet to break, and that of who submits.
+        self.breaks = self.forgets = 0
 
     def getConf(self) -> Any:
         return self.settings
 
     def setJobGroup(self, group: str, description: str, interrupt: bool) -> None:
-        self._group.name = group
+        self.group.name = group
+
+    def getLocalProperty(self, name: str) -> str | None:
+        assert name == "spark.jobGroup.id"
+        if self.forgets:
+            self.forgets -= 1
+            return None
+        return str(self.group.name)
 
     def cancelJobGroup(self, group: str) -> None:
         self.cancelled.append(group)
@@ -100,19 +150,8 @@ class Context:
     def parallelize(self, numbers: list[int], pieces: int) -> Context:
         return self
 
-    def mapPartitions(self, task: Callable[..., Any]) -> Any:
-        job = Job(task, self._group.name)
-        self.jobs.append(job)
-
-        class Rows:
-            def collect(self) -> list[str]:
-                job.attempt()
-                job.over.wait()
-                if job.error:
-                    raise RuntimeError(job.error)
-                return job.said
-
-        return Rows()
+    def mapPartitions(self, task: Callable[..., Any]) -> Rows:
+        return Rows(self, task)
 
     def stop(self) -> None:
         for job in self.jobs:
@@ -184,6 +223,34 @@ def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(
     engine.residents.close()
     assert job.said == ["returned dismissed: the engine is closing"]
     assert process.wait(30) == -signal.SIGKILL
+
+
+def test_a_job_outlives_the_connections_of_who_waits_for_it(engine: Engine) -> None:
+    first, [job] = engine.serving, engine.context.jobs
+    engine.context.breaks = 3
+    wait_for(lambda: not engine.context.breaks, what="the last connection that breaks")
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: first.lost is not None, what="the loss of the first attempt")
+    assert engine.context.jobs == [job] and engine.context.cancelled == []
+    # Its end is heard of as before.
+    job.end("its process has gone")
+    wait_for(lambda: engine.residents.complete, what="the replacement")
+    assert len(engine.context.jobs) == 2
+
+
+def test_a_job_that_may_run_twice_is_ended_and_submitted_again() -> None:
+    context = Context()
+    context.forgets = 1
+    engine = Engine(context)
+    try:
+        first, second = context.jobs
+        assert first.error == "cancelled" and context.cancelled == [first.group]
+        assert second.group != first.group and not second.over.is_set()
+    finally:
+        engine.residents.close()
+        engine.executor.close()
+        engine.hub.close()
+        context.stop()
 
 
 def test_a_second_attempt_that_does_not_fit_does_not_end_the_first(engine: Engine) -> None:

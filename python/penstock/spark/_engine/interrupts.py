@@ -5,7 +5,8 @@ call of the JVM it fails, and cancels nothing. While an engine is open, and wher
 what Spark's would but for the jobs of engines, by way of another thread, which has a connection of its own.
 
 Not here: a handler that raises KeyboardInterrupt within a call of the JVM, as notebooks have one while a cell runs.
-py4j closes the connections of all threads then and repeats their calls, those of residents too.
+py4j closes the connections of all threads then, and repeats their calls: what must not happen twice is not left to it
+(`residents`).
 
 Invariants: a handler of the user's is never replaced; once no engine is open ours does what the one before it did, and
 it is put back where the last engine is closed in the main thread.

@@ -4,8 +4,9 @@ Owns: one single-task job for each slot that the engine's protocol wants served,
 own job group and no inherited properties, so that nothing that stops a query stops a resident; and resubmission with
 growing pauses when a job ends. Which member serves a slot, and which is sent away, is decided by the protocol.
 
-Invariants: a slot has one thread at most, which runs one job after the other until the slot is retired. Closing ends
-every job and thread.
+Invariants: a slot has one thread at most, which runs one job after the other until the slot is retired. A job is
+submitted once: its thread waits for Spark's future of it, and asks again where py4j has lost the answer, since a
+KeyboardInterrupt within a call of the JVM costs all threads their connections. Closing ends every job and thread.
 
 Spark ends all attempts of a task once one of them returns. So an attempt that Spark started beside one that serves
 (speculation) does not return: it keeps its slot and does nothing until Spark kills it. When the one that serves is
@@ -15,6 +16,7 @@ lost, the driver ends the whole job, spare attempts too, and submits it again.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -60,6 +62,10 @@ _THRESHOLD = "spark.speculation.task.duration.threshold"
 _IDLE, _ENDS_IDLE = "spark.python.worker.idleTimeoutSeconds", "spark.python.worker.killOnIdleTimeout"
 #: How often an attempt that waits to be killed looks whether somebody is left to do it, seconds.
 _ORPHAN_S = 1.0
+#: The property of a thread of the JVM that has the job group.
+_GROUP = "spark.jobGroup.id"
+#: How often in a row the end of a job is asked for in vain before it is given up, and seconds between two times.
+_ASKS, _ASK_S = 20, 0.1
 
 
 @dataclass(frozen=True)
@@ -397,12 +403,42 @@ class Residents:
         seat.since = time.monotonic()
         seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
         try:
-            # This thread is the engine's own: its properties touch no query.
-            self._sc.setJobGroup(seat.group, f"penstock {self._name}: resident {seat.slot}", False)
-            said = self._sc.parallelize([seat.slot], 1).mapPartitions(task).collect()
-            return ", ".join(said) or "no reason"
+            rows = self._sc.parallelize([seat.slot], 1).mapPartitions(task)
+            return ", ".join(self._outcome(rows, self._submit(seat, rows._jrdd))) or "no reason"
         except Exception as error:
+            if not _is_answer(error):
+                # What was submitted may run, and nobody waits for it any more.
+                self._cancel(seat.group)
             return _short(error)
+
+    def _submit(self, seat: _Resident, jobs: Any) -> Any:
+        """Submit one job, and do not wait; Spark's future of it.
+
+        py4j repeats a call whose connection breaks, by way of another one, and takes another one where it has been
+        closed meanwhile. That is another thread of the JVM, without the job group of this one: a job may run twice
+        then, or could not be cancelled, and has only just begun.
+        """
+        # This thread is the engine's own: its properties touch no query. A job takes a copy of them along.
+        self._sc.setJobGroup(seat.group, f"penstock {self._name}: resident {seat.slot}", False)
+        future = jobs.collectAsync()
+        if self._sc.getLocalProperty(_GROUP) != seat.group:
+            future.cancel(True)
+            raise ConnectionError("the connection to Spark broke while its job was submitted")
+        return future
+
+    def _outcome(self, rows: Any, future: Any) -> list[str]:
+        """Wait for the end of a job; what its task said."""
+        asks = 0
+        while True:
+            began = time.monotonic()
+            try:
+                return _lines(rows, future.get())
+            except Exception as error:
+                asks = 1 if time.monotonic() - began > 1.0 else asks + 1
+                if _is_answer(error) or asks == _ASKS or self._sc._jsc is None:
+                    raise
+                log.debug("the end of a resident job of engine %s is asked for again: %s", self._name, error)
+            time.sleep(_ASK_S)
 
     # In the hub's thread
 
@@ -526,6 +562,21 @@ def _why(seat: _Resident) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
+def _is_answer(error: BaseException) -> bool:
+    """Whether the JVM has raised it: all else that py4j raises is of the way there."""
+    return hasattr(error, "java_exception")
+
+
+def _lines(rows: Any, found: Any) -> list[str]:
+    """What the task of an RDD has yielded, as its `collect` reads it: `found` has the batches that Python has written.
+
+    Each element is asked for by its number: a call that may be repeated, unlike those of an iterator.
+    """
+    batches = [bytes(found.get(at)) for at in range(found.size())]
+    stream = io.BytesIO(b"".join(len(batch).to_bytes(4, "big") + batch for batch in batches))
+    return list(rows._jrdd_deserializer.load_stream(stream))
+
+
 def _short(error: BaseException) -> str:
     r"""The telling line of an exception, which Spark wraps in pages of traces.
 
@@ -534,8 +585,17 @@ def _short(error: BaseException) -> str:
     >>> text = "An error occurred while calling z:o.collect.\n: org.SparkException: Job aborted: Lost task 0 (a host): "
     >>> _short(Exception(text + "org.PythonWorkerException: the process was terminated\n\tat org.Runner"))
     'the process was terminated'
+    >>> future = "calling o7.get.\n: java.ExecutionException: Exception thrown by job\n\tat org.Future.get\nCaused by: "
+    >>> _short(Exception(future + "org.SparkException: Job 3 cancelled part of cancelled job group one"))
+    'Job 3 cancelled part of cancelled job group one'
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    try:
+        text = str(error)
+    except Exception:  # one of the JVM is asked there for its text
+        text = ""
+    # A future wraps once more what its job has met.
+    text = text.partition("Exception thrown by job")[2].partition("Caused by: ")[2] or text
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
     # Without one of Python's, what a task has met stands behind all that wraps it.
     java = [line.rpartition("Exception: ")[2] for line in lines if "Exception: " in line]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ __all__ = ["watched"]
 T = TypeVar("T")
 #: Seconds between two looks.
 _LOOK_S = 0.2
+#: Seconds that an interrupted job has to end.
+_CANCEL_S = 10.0
 
 
 def watched(
@@ -62,7 +65,8 @@ def watched(
                 progress(min(_done(tracker, group), total), total)
     except BaseException:
         # Perhaps it has yet to submit them.
-        while not ended.is_set():
+        deadline = time.monotonic() + _CANCEL_S
+        while not ended.is_set() and time.monotonic() < deadline:
             context.cancelJobGroup(group)
             ended.wait(_LOOK_S)
         raise
