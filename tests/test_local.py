@@ -10,10 +10,13 @@ import sys
 import threading
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import cloudpickle
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -26,7 +29,7 @@ import penstock as pk
 from engine_support import wait_for
 from examples_support import examples
 from penstock import _local as local
-from penstock import _native, ordered
+from penstock import _native, _pickles, ordered
 from penstock._local import LateRows
 from penstock._migration import Migration, MigrationReport
 from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
@@ -105,6 +108,29 @@ def test_blocks_end_by_their_bytes_wherever_the_large_rows_stand(
     assert pa.Table.from_batches(local.batches(coded, found.schema, 500))["text"].to_pylist() == texts
     with pytest.raises(SchemaError, match="text"):
         list(local.batches(source.slice(0, 0), pa.schema([("text", pa.int64())]), 500))
+
+
+@pytest.mark.parametrize("processes", [None, 1])
+def test_an_error_names_the_file_whatever_cloudpickle_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, processes: int | None
+) -> None:
+    """As cloudpickle does from 3.1.3 on."""
+    kept = cloudpickle.Pickler.dispatch_table
+
+    def without_file(code: CodeType) -> Any:
+        make, arguments, *rest = kept[CodeType](code)
+        return (make, tuple("<dynamic-code>" if one == code.co_filename else one for one in arguments), *rest)
+
+    monkeypatch.setattr(cloudpickle.Pickler, "dispatch_table", ChainMap({CodeType: without_file}, kept))
+
+    def raises(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ZeroDivisionError("no")
+
+    flow = pk.Flow("k bigint").map_batches(raises).key_by("k").agg(n=pk.count())
+    with pytest.raises(UserFunctionError) as caught:
+        list(flow.run(pa.table({"k": [1]}), processes=processes))
+    assert (caught.value.file, caught.value.line) == (__file__, raises.__code__.co_firstlineno + 1)
+    assert b"<dynamic-code>" in cloudpickle.dumps(raises) and b"<dynamic-code>" not in _pickles.dumps(raises)
 
 
 class Longest(pk.Aggregator):

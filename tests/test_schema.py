@@ -115,6 +115,10 @@ def test_struct_type() -> None:
     assert schema.field("span").type == pa.duration("us")
     with pytest.raises(SchemaError, match="column 'y'"):
         to_arrow(types.StructType([types.StructField("y", types.YearMonthIntervalType())]))
+    if hasattr(types.StringType, "isUTF8BinaryCollation"):  # Spark 4 has them
+        collated = types.StructType([types.StructField("k", types.StringType("UTF8_LCASE"))])
+        with pytest.raises(SchemaError, match="'k' is text with a collation"):
+            to_arrow(collated)
 
 
 def test_reading_a_schema_does_not_import_pyspark() -> None:

@@ -186,13 +186,11 @@ class Crew:
     """
 
     def __init__(self, plan: str, calls: Sequence[Any], threads: int, bits: int) -> None:
-        import cloudpickle
-
-        from penstock import _mesh
+        from penstock import _mesh, _pickles
 
         require_interpreter()
         try:
-            program = cloudpickle.dumps((plan, calls))
+            program = _pickles.dumps((plan, calls))
         except Exception as error:
             raise ConfigError(
                 f"a function of the flow cannot be sent to other processes: {error}; make what it refers to inside it,"

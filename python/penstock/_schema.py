@@ -304,7 +304,7 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             f"{what} column {field.name!r} has {plain.nbytes:,} bytes in one batch, more than {want} holds; give it in"
             " smaller batches"
         ) from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error
@@ -417,6 +417,12 @@ def _is_struct_type(schema: Any) -> bool:
 
 
 def _json_fields(fields: list[dict[str, Any]], name: str) -> list[pa.Field]:
+    for field in fields:
+        if "__COLLATIONS" in (field.get("metadata") or {}):
+            raise SchemaError(
+                f"{name} column {field['name']!r} is text with a collation, and texts are equal by their bytes here:"
+                " cast it before, for example CAST(... AS STRING COLLATE UTF8_BINARY)"
+            )
     return [
         pa.field(field["name"], _json_type(field["type"], field["name"], name), bool(field.get("nullable", True)))
         for field in fields

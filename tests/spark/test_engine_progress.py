@@ -58,7 +58,7 @@ def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> N
             assert temporary is False
         assert facts.batch_timestamp_ms(3) is None
         assert facts.asynchronous() is False and facts.temporary() is False
-        told = [source["description"] for source in json.loads(query.lastProgress.json)["sources"]]
+        told = [source["description"] for source in query.lastProgress["sources"]]
         assert list(facts.sources() or ()) == told and len(told) == 1 and str(tmp_path / "in") in told[0]
     finally:
         query.stop()

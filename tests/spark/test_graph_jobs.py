@@ -22,6 +22,7 @@ from conftest import data_folder
 from penstock import errors
 from penstock.graph._options import Options
 from penstock.spark._graph.watch import watched
+from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -43,7 +44,7 @@ def local(batches: Any) -> Counter[tuple[Any, ...]]:
 
 
 def test_dataframes_give_what_tables_give(spark: Any, edges: Any) -> None:
-    table = edges.toArrow()
+    table = to_table(edges)
     for directed in (False, True):
         frame = pk.graph.cliques(edges, 3, directed=directed)
         assert frame.columns == ["a1", "a2", "a3"] and [kind for _, kind in frame.dtypes] == ["bigint"] * 3
@@ -56,7 +57,7 @@ def test_dataframes_give_what_tables_give(spark: Any, edges: Any) -> None:
     pattern = "p(x, z) :- e(x, y), f(y, z), e(y, x)"
     frame = pk.graph.match(pattern, {"e": names, "f": names}, columns=("s", "t"), batch_rows=7)
     assert [kind for _, kind in frame.dtypes] == ["string"] * 2
-    both = {"e": names.toArrow(), "f": names.toArrow()}
+    both = {"e": to_table(names), "f": to_table(names)}
     assert bag(frame.collect()) == local(pk.graph.match(pattern, both, columns=("s", "t")))
 
 
@@ -116,7 +117,7 @@ def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
         stream = spark.readStream.format("rate").load().selectExpr("value AS a", "value AS b")
         pk.graph.cliques(stream, 3)
     with pytest.raises(errors.ConfigError, match="give all as one kind"):
-        pk.graph.match("p(a) :- e(a, b), f(a, b)", {"e": edges, "f": edges.toArrow()})
+        pk.graph.match("p(a) :- e(a, b), f(a, b)", {"e": edges, "f": to_table(edges)})
     with pytest.raises(errors.SchemaError, match="null in row"):
         pk.graph.cliques(spark.createDataFrame([(1, None)], "a int, b int"), 3)
 
@@ -180,7 +181,7 @@ def test_batches_of_a_stream_are_epochs_of_deltas(spark: Any, tmp_path: Path) ->
         for *row, diff in changes:
             total[tuple(row)] += diff
     left = spark.createDataFrame(sorted(set(edges) - set(gone)), "src bigint, dst bigint")
-    assert +total == local(pk.graph.match(TRIANGLE, {"e": left.toArrow()})) and min(total.values()) == 0
+    assert +total == local(pk.graph.match(TRIANGLE, {"e": to_table(left)})) and min(total.values()) == 0
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
+from penstock import _pickles
 from penstock._children import Child, Pipe, how_ended, require_interpreter
 from penstock.dataflow._threads import Failure, collect_outcomes, first_cause
 from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
@@ -153,7 +154,7 @@ def run_processes(
     """Run a program on `threads` workers in each of `processes` new processes; `join` may come. See `execute`."""
     require_interpreter()
     try:
-        code = cloudpickle.dumps(program)
+        code = _pickles.dumps(program)
     except Exception as error:
         raise ProgramError(f"the program cannot be sent to other processes: {error}") from error
     secret, group = secrets.token_bytes(32), secrets.token_hex(8)

@@ -482,10 +482,10 @@ class _Unsendable(Exception):
 
 
 def _pickled(steps: Sequence[Step]) -> bytes:
-    import cloudpickle
+    from penstock import _pickles
 
     def body(value: Any) -> bytes:
-        return bytes(cloudpickle.dumps(value, 5))
+        return _pickles.dumps(value, 5)
 
     try:
         return body(tuple(steps))

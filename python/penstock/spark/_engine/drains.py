@@ -161,7 +161,8 @@ def outputs(
         # Spark takes no column of structs without a chunk.
         return session.createDataFrame(few if few.num_rows else types.empty_table(), struct_type(to_ddl(types)))
     if not fixed:
-        return session.createDataFrame([], to_ddl(types))
+        # Spark knows then that it is empty; 3.5 starts Python tasks for no row else.
+        return session.createDataFrame([], to_ddl(types)).limit(0)
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, struct_type(to_ddl(types)))
 
 

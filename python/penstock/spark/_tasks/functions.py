@@ -36,10 +36,10 @@ def dump(value: Any, what: str) -> bytes:
     ConfigError
         When they refer to something that does not pickle.
     """
-    import cloudpickle
+    from penstock import _pickles
 
     try:
-        return bytes(cloudpickle.dumps(value))
+        return _pickles.dumps(value)
     except Exception as error:
         raise ConfigError(
             f"{what} cannot be sent to Spark's Python workers: {error}; make what it refers to inside it, where it runs"
