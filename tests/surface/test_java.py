@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import stat
 import subprocess
@@ -46,6 +47,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYSPARK_PYTHON", "unset")
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "unset")
     monkeypatch.setattr(java_module, "_ensured", None)
+    monkeypatch.setattr(java_module, "_newest", lambda: None)
     return tmp_path
 
 
@@ -66,6 +68,31 @@ def test_an_old_java_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JAVA_HOME", str(machine / "old"))
     monkeypatch.setenv("PATH", str(machine / "new" / "bin"))
     assert (find_java().source, find_java().version) == ("PATH", 17)
+
+
+def test_a_java_on_which_the_installed_spark_does_not_run_is_passed_over(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(machine / "new", "21")
+    fake_java(machine / "old", "17")
+    monkeypatch.setattr(java_module, "_newest", lambda: 20)
+    monkeypatch.setenv("JAVA_HOME", str(machine / "new"))
+    monkeypatch.setenv("PATH", str(machine / "old" / "bin"))
+    assert (find_java().source, find_java().version) == ("PATH", 17)
+    monkeypatch.setenv("PATH", str(machine / "path"))
+    with pytest.raises(JavaNotFound, match=r"Java 21, this Spark runs on 17 to 20(?s:.)*a newer Spark"):
+        find_java()
+
+
+@pytest.mark.parametrize(("spark", "newest"), [("3.5.5", 20), ("4.0.1", 22), ("4.3.0", None), (None, None)])
+def test_each_spark_has_its_newest_java(monkeypatch: pytest.MonkeyPatch, spark: str | None, newest: int | None) -> None:
+    def version(name: str) -> str:
+        if spark is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return spark
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert java_module._newest() == newest
 
 
 def test_a_broken_or_missing_java_is_passed_over(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,26 @@ from penstock.spark._tasks.memory import Hints, limit_bytes, local_folders, stag
 MIB = 1 << 20
 
 
+def test_spark_3_on_a_python_without_distutils_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+    import sys
+    from types import SimpleNamespace
+
+    from penstock.errors import UnsupportedSession
+    from penstock.spark._session.guard import require_classic
+
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.session"})()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for version, python, runs in (("3.5.6", (3, 12, 1), False), ("3.5.6", (3, 11, 7), True), ("4.0.1", (3, 13), True)):
+        monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(__version__=version))  # type: ignore[arg-type]
+        monkeypatch.setattr(sys, "version_info", python)
+        if runs:
+            require_classic(session, "it")
+            continue
+        with pytest.raises(UnsupportedSession, match=r"Spark 3\.5\.6 imports distutils, which Python 3\.12 does not"):
+            require_classic(session, "it")
+
+
 def test_hints_follow_sparks_settings() -> None:
     def of(master: str, **settings: str) -> Hints:
         return Hints.of({f"spark.{name.replace('_', '.')}": value for name, value in settings.items()}.get, master)
@@ -25,6 +45,7 @@ def test_hints_follow_sparks_settings() -> None:
     assert of("k8s://x", executor_memory="8g", executor_memoryOverheadFactor="0.4").overhead == int(0.4 * (8 << 30))
     # In Spark's settings a bare number counts MiB.
     assert of("yarn", executor_memory="8g", executor_memoryOverhead="1000").overhead == 1000 * MIB
+    assert of("yarn", executor_memory="1g", executor_minMemoryOverhead="600m").overhead == 600 * MIB
     assert of("yarn", executor_memory="nonsense", executor_memoryOverheadFactor="much").heap == 1 << 30
 
 

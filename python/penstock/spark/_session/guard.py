@@ -6,6 +6,7 @@ before anything has started. Recognises both without importing pyspark.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -14,10 +15,14 @@ from penstock.errors import ConfigError, UnsupportedSession
 __all__ = ["require_classic", "require_flow"]
 
 
+def _spark() -> str:
+    """The release of Spark that is imported."""
+    return str(getattr(sys.modules.get("pyspark"), "__version__", "4"))
+
+
 def _works_there() -> str:
     """What serves a Connect session of the installed Spark: toArrow exists since 4.0."""
-    version = str(getattr(sys.modules.get("pyspark"), "__version__", "4"))
-    old = version.partition(".")[0] in ("2", "3")
+    old = _spark().partition(".")[0] in ("2", "3")
     rows = "pyarrow.Table.from_pandas(df.toPandas())" if old else "df.toArrow()"
     return (
         "on Connect, df.mapInArrow(flow.map_in_arrow(), flow.output_ddl) works inside partitions, and"
@@ -38,8 +43,8 @@ def require_classic(thing: Any, what: str) -> None:
     Raises
     ------
     UnsupportedSession
-        For a Spark Connect session or DataFrame (the message says what works there), and
-        for anything that is neither.
+        For a Spark Connect session or DataFrame (the message says what works there), for anything that is neither,
+        and where this Spark does not run on this Python.
 
     Examples
     --------
@@ -53,6 +58,11 @@ def require_classic(thing: Any, what: str) -> None:
         raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_works_there()}")
     if not any(module.startswith("pyspark.sql") for module in modules):
         raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {type(thing).__name__}")
+    if _spark().startswith("3.") and sys.version_info >= (3, 12) and importlib.util.find_spec("distutils") is None:
+        raise UnsupportedSession(
+            f"{what}: Spark {_spark()} imports distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} does"
+            " not have: use Python 3.11 or Spark 4, or pip install setuptools here and on the executors"
+        )
 
 
 def require_flow(thing: Any, what: str) -> None:

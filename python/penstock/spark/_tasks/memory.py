@@ -65,7 +65,7 @@ class Hints:
             share = float(factor) if factor else _OVERHEAD_FACTOR
         except ValueError:
             share = _OVERHEAD_FACTOR
-        implied = max(int(share * heap), _OVERHEAD_LEAST)
+        implied = max(int(share * heap), _size(setting("spark.executor.minMemoryOverhead"), _OVERHEAD_LEAST))
         return cls(heap, _size(setting("spark.executor.memoryOverhead"), implied), folders)
 
 
