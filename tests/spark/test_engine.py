@@ -284,7 +284,8 @@ def test_narrow_rows_cross_in_larger_batches(
 def test_settings_are_as_before_when_the_last_of_several_threads_has_fed(cluster: Any) -> None:
     settings = ("spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch")
     session, narrow = cluster.newSession(), [pa.schema({"k": pa.int64()})]
-    settings = tuple(name for name in settings if session.conf.get(name, ""))  # the second is of Spark 4
+    if not drains._TAKES_ARROW:
+        settings = settings[:1]  # the second is of Spark 4
     before = [session.conf.get(name) for name in settings]
     first, second = feeds.larger_batches(session, narrow), feeds.larger_batches(session, narrow)
     first.__enter__()

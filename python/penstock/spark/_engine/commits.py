@@ -113,4 +113,4 @@ class Commits:
             except EngineError as error:
                 log.debug("the commit of query %s is told to nobody: %s", query_id, error)
             return True
-        return active is False  # None: this look failed, and the next one tells
+        return not active
