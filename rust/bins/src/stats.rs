@@ -74,6 +74,9 @@ pub struct Stats<T> {
 /// Of so many records of a block one is counted, for all of them.
 pub const SAMPLE: usize = 8;
 
+/// Up to so many records are counted at even distances: chance tells less of few.
+const FEW: usize = 64 * SAMPLE;
+
 /// Counts by bin, those of its parts among them, and by part.
 #[derive(Debug, Default)]
 struct Tally {
@@ -196,45 +199,39 @@ fn whole(number: u32, bits: u8) -> u32 {
     }
 }
 
-/// How many records each bin gets, as one F sees them pass: of each eight one, which one being drawn anew each time, so that every record is as
-/// likely to count, also where keys come in turn. A bin's count is right but for the square root of it, times three.
+/// How many records each bin gets, as one F sees them pass: of each eight one, at a place that moves on by block, so that of eight blocks alike every
+/// record counts once. In a block of many records the places look like chance besides: keys that come in turn are told of alike by that block alone. A bin's count is right but for the square
+/// root of it, times three.
 ///
 /// Cost: a step of the generator, a read of a hash and an addition to a line of its own worker, for an eighth of them: 0.2 ns a record.
 #[derive(Debug)]
 pub(crate) struct Loads {
     counts: Arc<[AtomicU64]>,
-    /// Where the draws of the next block, and of the block that was counted last, begin.
-    next: Draw,
-    last: Draw,
-}
-
-/// Draws one of each [`SAMPLE`] records: the upper bits of a linear congruential generator (Knuth's MMIX). The same state draws the same.
-#[derive(Clone, Copy, Debug, Default)]
-struct Draw(u64);
-
-impl Draw {
-    /// Of fewer than [`SAMPLE`] at the end one may be drawn.
-    fn of(&mut self, hashes: &[u64]) -> impl Iterator<Item = u64> {
-        hashes.chunks(SAMPLE).filter_map(|some| {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            some.get((self.0 >> 32) as usize % SAMPLE).copied()
-        })
-    }
+    turn: usize,
 }
 
 impl Loads {
     /// Counts a block's records.
     pub(crate) fn count(&mut self, hashes: &[u64], bin: impl Fn(u64) -> u32) {
-        self.last = self.next;
-        self.next.of(hashes).for_each(|hash| add(&self.counts, bin(hash), SAMPLE as u64));
+        self.turn = (self.turn + 3) % SAMPLE;
+        drawn(hashes, self.turn).for_each(|hash| add(&self.counts, bin(hash), SAMPLE as u64));
     }
 
     /// Counts the same records of the block that was counted last by their parts, where those are of bins that are split.
     pub(crate) fn count_parts<T>(&self, stats: &Stats<T>, hashes: &[u64], part: impl Fn(u64) -> u32) {
-        let mut draw = self.last;
-        let parts = draw.of(hashes).map(part).filter(|part| *part as usize >= self.counts.len());
+        let parts = drawn(hashes, self.turn).map(part).filter(|part| *part as usize >= self.counts.len());
         stats.loads.add_to_parts(parts.map(|part| (part, SAMPLE as u64)));
     }
+}
+
+/// One of each [`SAMPLE`] records, by the upper bits of a linear congruential generator (Knuth's MMIX) and the block's turn; of fewer at the end one
+/// or none.
+fn drawn(hashes: &[u64], turn: usize) -> impl Iterator<Item = u64> {
+    let (mut state, many) = (0_u64, hashes.len() > FEW);
+    hashes.chunks(SAMPLE).filter_map(move |some| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        some.get((if many { (state >> 32) as usize } else { 0 } + turn) % SAMPLE).copied()
+    })
 }
 
 #[derive(Debug)]
@@ -317,7 +314,7 @@ impl<T> Stats<T> {
 
     /// Counts for one F.
     pub(crate) fn counts(&self, bins: usize) -> Loads {
-        Loads { counts: self.loads.of_worker(bins), next: Draw::default(), last: Draw::default() }
+        Loads { counts: self.loads.of_worker(bins), turn: 0 }
     }
 
     /// Reads all counters; each is exact, together they are no snapshot.
@@ -388,16 +385,20 @@ mod tests {
 
     #[test]
     fn keys_that_come_in_turn_are_all_counted() {
-        // 64 bins in turn: whichever place of eight were counted, it would be an eighth of the bins.
+        // 64 bins in turn: with one place of eight in all of a block it would be an eighth of the bins.
         let stats = Stats::<u64>::new();
         let mut loads = stats.counts(64);
-        let hashes: Vec<u64> = (0..64 * 2_000).map(|row| row % 64).collect();
-        for block in hashes.chunks(1_000) {
-            loads.count(block, |hash| hash as u32);
-            loads.count_parts(&stats, block, |hash| 64 + hash as u32);
+        let hashes: Vec<u64> = (0..1_000).map(|row| row % 64).collect();
+        for block in 0..16 {
+            loads.count(&hashes, |hash| hash as u32);
+            loads.count_parts(&stats, &hashes, |hash| 64 + hash as u32);
+            let told = stats.loads().iter().filter(|count| **count > 0).count();
+            assert!(told > 40, "{told} of 64 bins after block {block}");
         }
         let bins = stats.loads();
-        assert!(bins.iter().all(|count| count.abs_diff(2_000) < 600), "more than five deviations off: {bins:?}");
+        let exact: Vec<u64> =
+            (0..64).map(|bin| 16 * hashes.iter().filter(|hash| **hash == bin).count() as u64).collect();
+        assert_eq!(bins, exact, "each record twice in sixteen blocks, and eight for one");
         let parts: Vec<u64> = stats.part_loads().into_values().collect();
         assert_eq!(parts, bins, "the same records are counted by part");
     }
