@@ -11,9 +11,10 @@ use arrow_schema::{DataType, SchemaRef};
 use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::{
     CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, NULL_HASH, SideRows, Spoiled,
-    StateFault, States, hash_int,
+    StateFault, States, StepSpec, hash_int,
 };
 
+use super::plans::Made;
 use super::{Bag, Row, plain, schema};
 use crate::common::{Cell, cells};
 
@@ -61,6 +62,15 @@ fn number(cell: &Cell) -> Option<i64> {
 }
 
 impl Call {
+    /// What a function with so many side outputs gives to one of them when it sees a row: of some rows, a row of the plain columns.
+    pub(super) fn aside(row: &Row, sides: usize) -> Option<(usize, Row)> {
+        let folded = fold(row);
+        (sides > 0 && folded % 3 == 1).then(|| {
+            let (side, word) = (folded / 3 % sides as i64, ["", "b", "aside"][folded as usize / 9 % 3]);
+            (side as usize, vec![int(folded % 7), int(folded % 50), int(folded % 41 - 5), Cell::text(word)])
+        })
+    }
+
     /// What it makes of a row, without state. Of the body of a loop it is what one round makes.
     pub(super) fn rows(&self, row: &Row) -> Bag {
         let folded = fold(row);
@@ -128,13 +138,29 @@ pub(super) fn block(schema: &SchemaRef, rows: &[Row]) -> RecordBatch {
 /// The functions of a plan, by number; told to, one of the next calls fails.
 pub(super) struct Functions {
     calls: Vec<Call>,
+    /// How many side outputs each has.
+    sides: Vec<usize>,
     /// Calls until one fails; it does at 0.
     left: AtomicI64,
 }
 
 impl Functions {
-    pub(super) fn new(calls: &[Call]) -> Self {
-        Self { calls: calls.to_vec(), left: AtomicI64::new(-1) }
+    pub(super) fn new(made: &Made) -> Self {
+        let mut sides = vec![0; made.calls.len()];
+        for step in made.spec.steps.iter().map(|node| &node.step).flat_map(|step| step.body().iter().chain([step])) {
+            use StepSpec::*;
+            if let MapBatches { call, .. } | FlatMap { call, .. } | StatefulMap { call, .. } = step {
+                sides[*call] = step.sides().len();
+            }
+        }
+        Self { calls: made.calls.clone(), sides, left: AtomicI64::new(-1) }
+    }
+
+    /// What a call gives beside what it makes of some rows.
+    fn aside<'a>(&self, call: usize, seen: impl IntoIterator<Item = &'a Row>, sides: &mut SideRows) {
+        for (side, row) in seen.into_iter().filter_map(|row| Call::aside(row, self.sides[call])) {
+            sides.push((side, block(&schema(&super::PLAIN, false), &[row])));
+        }
     }
 
     /// The call after so many fails.
@@ -154,25 +180,28 @@ impl Functions {
 }
 
 impl Callbacks for Functions {
-    fn map(&self, call: usize, batch: &RecordBatch, _: &mut SideRows) -> Result<RecordBatch, CallError> {
+    fn map(&self, call: usize, batch: &RecordBatch, sides: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.count()?;
+        let rows = cells(batch);
+        self.aside(call, &rows, sides);
         let call = &self.calls[call];
-        Ok(block(&call.made(), &cells(batch).iter().flat_map(|row| call.rows(row)).collect::<Bag>()))
+        Ok(block(&call.made(), &rows.iter().flat_map(|row| call.rows(row)).collect::<Bag>()))
     }
 
     fn expand(&self, call: usize, batch: &RecordBatch, _: bool) -> Result<Box<dyn Expansion>, CallError> {
         self.count()?;
-        let call = self.calls[call].clone();
+        let (call, sides) = (self.calls[call].clone(), self.sides[call]);
         let each = matches!(call, Call::Copies { each: true });
-        Ok(Box::new(Expanding { call, each, inputs: cells(batch).into(), made: VecDeque::new() }))
+        Ok(Box::new(Expanding { call, sides, each, inputs: cells(batch).into(), made: VecDeque::new() }))
     }
 
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
         Box::<Memory>::default()
     }
 
-    fn apply(&self, call: usize, block: &mut Grouped<'_>, _: &mut SideRows) -> Result<RecordBatch, CallError> {
+    fn apply(&self, call: usize, block: &mut Grouped<'_>, sides: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.count()?;
+        self.aside(call, &cells(block.batch), sides);
         let call = &self.calls[call];
         block.each(|state: &mut Memory, batch| {
             let made: Bag = cells(batch).iter().map(|row| state.apply(call, row)).collect();
@@ -185,21 +214,25 @@ impl Callbacks for Functions {
         call: usize,
         end: &EpochEnd,
         states: &mut States<'_>,
-        _: &mut SideRows,
+        sides: &mut SideRows,
     ) -> Result<Vec<RecordBatch>, CallError> {
         self.count()?;
         let ms = end.after_us.map_or(i64::MIN, |us| if us == i64::MAX { us } else { us.div_euclid(1_000) });
         let made: Bag = states.held().into_iter().flat_map(|bin| states.of::<Memory>(bin).end_epoch(ms)).collect();
+        self.aside(call, &made, sides);
         Ok(vec![block(&self.calls[call].made(), &made)])
     }
 }
 
 struct Expanding {
     call: Call,
+    /// How many side outputs it has.
+    sides: usize,
     /// Whether a row is an input.
     each: bool,
     inputs: VecDeque<Row>,
-    made: VecDeque<Row>,
+    /// Rows, and of those of a side output which.
+    made: VecDeque<(Option<usize>, Row)>,
 }
 
 impl Expansion for Expanding {
@@ -210,12 +243,19 @@ impl Expansion for Expanding {
         }
     }
 
-    fn draw(&mut self, room: usize, _: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
+    fn draw(&mut self, room: usize, sides: &mut SideRows) -> (Vec<RecordBatch>, Result<(), Spoiled>) {
         while self.made.len() < room {
             let Some(row) = self.inputs.pop_front() else { break };
-            self.made.extend(self.call.rows(&row));
+            self.made.extend(Call::aside(&row, self.sides).map(|(side, row)| (Some(side), row)));
+            self.made.extend(self.call.rows(&row).into_iter().map(|row| (None, row)));
         }
-        let drawn: Bag = self.made.drain(..room.min(self.made.len())).collect();
+        let mut drawn = Bag::new();
+        for (side, row) in self.made.drain(..room.min(self.made.len())) {
+            match side {
+                Some(side) => sides.push((side, block(&schema(&super::PLAIN, false), &[row]))),
+                None => drawn.push(row),
+            }
+        }
         (vec![block(&self.call.made(), &drawn)], Ok(()))
     }
 }

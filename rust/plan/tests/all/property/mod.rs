@@ -1,5 +1,5 @@
 //! All operators in random plans, on workers whose bins move, are split and merged, and whose epochs fail, against an [oracle]: after each epoch
-//! what came out of it, and what was late in it (M-01 to M-03).
+//! what came out of it, what was late in it, and what its functions gave to side outputs (M-01 to M-03).
 //!
 //! A seed makes a plan, its rows by epochs (late ones, rows without a time or key, sources that are silent), and what happens: on how many
 //! workers of how many processes it runs, which bins move when, which epochs are broken off, fail or are done for nothing and come again, from what
@@ -59,28 +59,38 @@ fn plain(cell: Cell) -> Cell {
     }
 }
 
-/// The rows that workers tell of an epoch, and the late ones by their kinds, sorted.
+/// The rows that workers tell of an epoch, and the late ones and those of side outputs by their kinds, sorted.
 pub(crate) fn told(plan: &Plan, done: &Done) -> Vec<(String, Bag)> {
-    let (beside, outputs) = (Beside::of(plan), plan.late_outputs());
-    let mut late = vec![Bag::new(); outputs.len()];
+    let beside = Beside::of(plan);
+    let mut kinds = vec![Bag::new(); beside.kinds()];
     for batch in &done.beside {
         let (kind, batch) = beside.unpack(batch);
-        late[kind].extend(cells(&batch));
+        kinds[kind].extend(cells(&batch));
     }
-    let late = outputs.into_iter().zip(late).map(|(output, rows)| (output.name, sorted(rows)));
-    [("rows".to_owned(), sorted(done.rows.iter().flat_map(cells).collect()))].into_iter().chain(late).collect()
+    named(plan, done.rows.iter().flat_map(cells).collect(), kinds)
+}
+
+/// Rows, and those beside them by kind: all sorted, with the names of what they are.
+fn named(plan: &Plan, rows: Bag, kinds: Vec<Bag>) -> Vec<(String, Bag)> {
+    let lates = plan.late_outputs().into_iter().map(|output| output.name);
+    let names = lates.chain(plan.side_outputs().into_iter().map(|side| side.name));
+    let beside = names.zip(kinds).map(|(name, rows)| (name, sorted(rows)));
+    [("rows".to_owned(), sorted(rows))].into_iter().chain(beside).collect()
 }
 
 /// The same of what the oracle gives.
 pub(crate) fn expected(plan: &Plan, given: &Given) -> Vec<(String, Bag)> {
-    let outputs = plan.late_outputs();
-    let mut late = vec![Bag::new(); outputs.len()];
+    let (lates, sides) = (plan.late_outputs(), plan.side_outputs());
+    let mut kinds = vec![Bag::new(); lates.len() + sides.len()];
     for (of, rows) in &given.late {
-        let kind = outputs.iter().position(|output| output.of.contains(of));
-        late[kind.unwrap_or_else(|| panic!("late rows of {of:?}"))].extend(rows.iter().cloned());
+        let kind = lates.iter().position(|output| output.of.contains(of));
+        kinds[kind.unwrap_or_else(|| panic!("late rows of {of:?}"))].extend(rows.iter().cloned());
     }
-    let late = outputs.into_iter().zip(late).map(|(output, rows)| (output.name, sorted(rows)));
-    [("rows".to_owned(), sorted(given.rows.clone()))].into_iter().chain(late).collect()
+    for (name, rows) in &given.aside {
+        let kind = sides.iter().position(|side| side.name == *name);
+        kinds[lates.len() + kind.unwrap_or_else(|| panic!("rows of {name}"))].extend(rows.iter().cloned());
+    }
+    named(plan, given.rows.clone(), kinds)
 }
 
 fn sorted(rows: Bag) -> Bag {
@@ -181,6 +191,8 @@ struct Seen {
     steps: BTreeMap<&'static str, usize>,
     rows: usize,
     late: usize,
+    /// Of side outputs.
+    aside: usize,
     moves: usize,
     splits: usize,
     merges: usize,
@@ -208,9 +220,9 @@ impl Seen {
         }
     }
 
-    fn counts_mut(&mut self) -> [&mut usize; 9] {
-        let Self { steps: _, rows, late, moves, splits, merges, broken, failed, undone, loaded } = self;
-        [rows, late, moves, splits, merges, broken, failed, undone, loaded]
+    fn counts_mut(&mut self) -> [&mut usize; 10] {
+        let Self { steps: _, rows, late, aside, moves, splits, merges, broken, failed, undone, loaded } = self;
+        [rows, late, aside, moves, splits, merges, broken, failed, undone, loaded]
     }
 }
 
@@ -409,7 +421,7 @@ fn simulate(seed: u64) -> Seen {
         schema.fields().iter().map(|field| (field.name().clone(), field.data_type().clone())).collect()
     };
     assert_eq!(names(plan.output_schema()), names(&oracle.shape().schema));
-    let functions = Arc::new(Functions::new(&made.calls));
+    let functions = Arc::new(Functions::new(&made));
     let (processes, threads) = workers(&mut random);
     let mut config = config(&plan, &calls(&functions), processes * threads);
     let journal = random.below(4) > 0;
@@ -480,6 +492,7 @@ fn simulate(seed: u64) -> Seen {
         run.check(epoch, &done, &expected);
         run.seen.rows += expected.rows.len();
         run.seen.late += expected.late.values().map(Bag::len).sum::<usize>();
+        run.seen.aside += expected.aside.values().map(Bag::len).sum::<usize>();
         run.files.push(file(&plan, epoch, done.records));
         if journal {
             run.cluster.groups.iter().for_each(|(group, _)| group.settle(epoch));

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use penstock_plan::spec::{AggSpec, Per, SourceSpec, WindowKind};
+use penstock_plan::spec::{AggSpec, Per, SideSpec, SourceSpec, WindowKind};
 use penstock_plan::{Emit, PlanSpec, StepSpec};
 
 use self::join::Join;
@@ -219,11 +219,12 @@ struct Node {
     keyed: usize,
 }
 
-/// What an epoch gives: rows, and the late ones by operator and side.
+/// What an epoch gives: rows, the late ones by operator and side, and those of side outputs by their names.
 #[derive(Debug, Default)]
 pub(crate) struct Given {
     pub(super) rows: Bag,
     pub(super) late: BTreeMap<(usize, usize), Bag>,
+    pub(super) aside: BTreeMap<String, Bag>,
 }
 
 /// See the module.
@@ -305,7 +306,14 @@ impl Oracle {
             let shapes: Vec<&Shape> = node.inputs.iter().map(|at| &before[*at].shape).collect();
             let inputs: Vec<&Bag> = node.inputs.iter().map(|at| &made[*at]).collect();
             let mut late = [Bag::new(), Bag::new()];
-            let out = node.epoch(&shapes, &inputs, around, &mut late);
+            let step = node.step.as_ref().unwrap();
+            let sides: Vec<SideSpec> = step.body().iter().chain([step]).flat_map(StepSpec::sides).cloned().collect();
+            let mut seen = |row: &Row| {
+                if let Some((side, row)) = Call::aside(row, sides.len()) {
+                    given.aside.entry(sides[side].name.clone()).or_default().push(row);
+                }
+            };
+            let out = node.epoch(&shapes, &inputs, around, &mut late, &mut seen);
             for (side, late) in late.into_iter().enumerate().filter(|(_, late)| !late.is_empty()) {
                 given.late.insert((node.keyed, side), late);
             }
@@ -318,15 +326,27 @@ impl Oracle {
 }
 
 impl Node {
-    fn epoch(&mut self, shapes: &[&Shape], inputs: &[&Bag], around: Around, late: &mut [Bag; 2]) -> Bag {
+    /// `seen` is told of all rows that a function with side outputs sees.
+    fn epoch(
+        &mut self,
+        shapes: &[&Shape],
+        inputs: &[&Bag],
+        around: Around,
+        late: &mut [Bag; 2],
+        seen: &mut dyn FnMut(&Row),
+    ) -> Bag {
         let (shape, rows) = (shapes[0], inputs[0]);
         let mut out = Bag::new();
         match (&mut self.work, self.step.as_ref().unwrap()) {
             (Work::None, _) => out.extend(inputs.iter().flat_map(|rows| rows.iter().cloned())),
-            (Work::Function(call), _) => out.extend(rows.iter().flat_map(|row| call.rows(row))),
+            (Work::Function(call), _) => {
+                rows.iter().for_each(&mut *seen);
+                out.extend(rows.iter().flat_map(|row| call.rows(row)));
+            }
             (Work::Loop(call), _) => {
                 let mut round = rows.clone();
                 while !round.is_empty() {
+                    round.iter().for_each(&mut *seen);
                     for mut row in std::mem::take(&mut round).iter().flat_map(|row| call.rows(row)) {
                         let again = row.pop() == Some(Cell::Int(1));
                         if again { round.push(row) } else { out.push(row) }
@@ -334,9 +354,12 @@ impl Node {
                 }
             }
             (Work::Stateful(call, ends, memory), _) => {
+                rows.iter().for_each(&mut *seen);
                 out.extend(rows.iter().map(|row| memory.apply(call, row)));
                 if *ends {
-                    out.extend(memory.end_epoch(around.after));
+                    let ended = memory.end_epoch(around.after);
+                    ended.iter().for_each(&mut *seen);
+                    out.extend(ended);
                 }
             }
             (Work::Windows(open), step) => {

@@ -4,7 +4,7 @@
 //! rows changes.
 
 use arrow_schema::{DataType, SchemaRef};
-use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, OnFailure, PLAN_VERSION, Per, SourceSpec, WindowKind};
+use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, OnFailure, PLAN_VERSION, Per, SideSpec, SourceSpec, WindowKind};
 use penstock_plan::{Emit, JoinHow, PlanSpec, StepSpec};
 
 use super::functions::Call;
@@ -106,6 +106,13 @@ impl Making<'_> {
         self.calls.len() - 1
     }
 
+    /// Up to two side outputs of a call: mostly none.
+    fn sides(&mut self, call: usize) -> Vec<SideSpec> {
+        let count = [0, 0, 0, 0, 1, 2][self.random.below(6) as usize];
+        let side = |at| SideSpec { name: format!("side {call}.{at}"), schema: schema(&PLAIN, false) };
+        (0..count).map(side).collect()
+    }
+
     /// A column of some types, by its name.
     fn column(&mut self, node: usize, kinds: &[DataType]) -> String {
         let fields = self.shapes[node].schema.fields().iter().filter(|field| kinds.contains(field.data_type()));
@@ -141,7 +148,8 @@ impl Making<'_> {
         let (ints, texts) = (at(DataType::Int64), at(DataType::Utf8));
         let key = ints.iter().copied().find(|at| Some(*at) != shape.time).filter(|_| self.chance(70));
         let call = self.call(Call::Plain { key, time: shape.time, text: texts.first().copied() });
-        self.push(&[node], StepSpec::MapBatches { call, schema: plain, sides: vec![] })
+        let sides = self.sides(call);
+        self.push(&[node], StepSpec::MapBatches { call, schema: plain, sides })
     }
 
     fn step(&mut self) {
@@ -168,7 +176,8 @@ impl Making<'_> {
         self.points[at].used = true;
         let time = self.shapes[node].time;
         let call = self.call(Call::Plain { key: None, time, text: None });
-        let made = self.push(&[node], StepSpec::MapBatches { call, schema: schema(&PLAIN, false), sides: vec![] });
+        let sides = self.sides(call);
+        let made = self.push(&[node], StepSpec::MapBatches { call, schema: schema(&PLAIN, false), sides });
         self.tell(made, rows);
     }
 
@@ -177,7 +186,8 @@ impl Making<'_> {
         self.points[at].used = true;
         let schema = self.shapes[node].schema.clone();
         let call = self.call(Call::Some(schema.clone()));
-        let made = self.push(&[node], StepSpec::MapBatches { call, schema, sides: vec![] });
+        let sides = self.sides(call);
+        let made = self.push(&[node], StepSpec::MapBatches { call, schema, sides });
         self.points.push(Point { node: made, rows, ordered, used: false });
     }
 
@@ -188,7 +198,8 @@ impl Making<'_> {
         let node = self.plain(node);
         let (which, each) = (self.random.below(3), self.chance(50));
         let call = self.call(if which == 2 { Call::Halves } else { Call::Copies { each } });
-        let flat = StepSpec::FlatMap { call, schema: schema(&PLAIN, false), rows: each, sides: vec![] };
+        let sides = self.sides(call);
+        let flat = StepSpec::FlatMap { call, schema: schema(&PLAIN, false), rows: each, sides: sides.clone() };
         let step = match which {
             0 => flat,
             1 => {
@@ -196,7 +207,7 @@ impl Making<'_> {
                 StepSpec::Bounded { batches, batch_size, memory: None, on_failure: OnFailure::Stop, body: vec![flat] }
             }
             _ => {
-                let body = vec![StepSpec::MapBatches { call, schema: schema(&PLAIN, true), sides: vec![] }];
+                let body = vec![StepSpec::MapBatches { call, schema: schema(&PLAIN, true), sides }];
                 StepSpec::Iterate { again: "again".into(), body }
             }
         };
@@ -227,8 +238,8 @@ impl Making<'_> {
         let node = self.plain(node);
         let call = self.call(if in_order { Call::Orders } else { Call::Sums });
         let (columns, schema) = (vec!["k".to_owned()], schema(&PLAIN, false));
-        let (name, operator) = ("keeps".to_owned(), None);
-        let step = StepSpec::StatefulMap { call, ends: !in_order, columns, schema, name, operator, sides: vec![] };
+        let (name, operator, sides) = ("keeps".to_owned(), None, self.sides(call));
+        let step = StepSpec::StatefulMap { call, ends: !in_order, columns, schema, name, operator, sides };
         let made = self.push(&[node], step);
         self.tell(made, if in_order { rows } else { 3 * rows });
     }
