@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from examples_support import examples
 from penstock.cli import main
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import nexmark, wordcount
+from penstock.workloads.nexmark import steps
 
 STRATEGIES = ("all-at-once", "batched", "fluid", "matched")
 #: Queries without a key: there is nothing to move.
@@ -64,22 +65,30 @@ def moving(
     assert sum(migration.wait(timeout=60).bins for migration in began) > 0
 
 
-def in_disorder(flow: pk.Flow, data: Path, disorder_ms: int, seed: int) -> dict[str, pa.Table]:
-    """The tables of a flow, each out of order within a bound."""
+def in_disorder(tables: Mapping[str, Sequence[str]], data: Path, disorder_ms: int, seed: int) -> dict[str, pa.Table]:
+    """Columns of tables, each out of order within a bound."""
 
-    def table(name: str, columns: list[str]) -> pa.Table:
+    def table(name: str, columns: Sequence[str]) -> pa.Table:
         rows = pq.read_table(data / f"{name}.parquet", columns=list({*columns, "date_time"}))
-        return shuffled(rows, disorder_ms, seed).select(columns)
+        return shuffled(rows, disorder_ms, seed).select(list(dict.fromkeys(columns)))
 
-    return {name: table(name, schema.names) for name, schema in flow.sources.items()}
+    return {name: table(name, columns) for name, columns in tables.items()}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("query", nexmark.QUERIES)
 def test_expected_output_of_the_command(nexmark_data: Path, tmp_path: Path, query: str, workers: int) -> None:
-    output = tmp_path / "out.parquet"
-    given = ["nexmark", "--query", query, "--input", str(nexmark_data), "--output", str(output)]
-    assert main([*given, "--workers", str(workers), "--batch-rows", "5000"]) == 0
+    output, folder = tmp_path / "out.parquet", nexmark_data
+    if workers > 1:
+        # Out of order, over the ends of many batches: the command measures by how much.
+        folder = tmp_path
+        (folder / "params.json").write_bytes((nexmark_data / "params.json").read_bytes())
+        flow = nexmark.flow(query, nexmark.load_params(folder))
+        columns = {name: [*schema.names, "date_time"] for name, schema in flow.sources.items()}
+        for name, rows in in_disorder(columns, nexmark_data, DISORDER_MS, workers).items():
+            pq.write_table(rows, folder / f"{name}.parquet")
+    given = ["nexmark", "--query", query, "--input", str(folder), "--output", str(output)]
+    assert main([*given, "--workers", str(workers), "--batch-rows", "1000"]) == 0
     got, wanted = pq.read_table(output), expected(nexmark_data, query)
     assert got.column_names == wanted.column_names
     assert bag(got) == bag(wanted)
@@ -92,7 +101,8 @@ def test_expected_output_in_any_order_while_state_moves(nexmark_data: Path, quer
     rng = random.Random(f"{query} on {workers}")
     # What has no event time may come in any order.
     disorder_ms = 400_000 if query in ("q1", "q2", "q3") else DISORDER_MS
-    source: dict[str, Any] = in_disorder(flow, nexmark_data, disorder_ms, rng.randrange(1_000))
+    taken = {name: schema.names for name, schema in flow.sources.items()}
+    source: dict[str, Any] = in_disorder(taken, nexmark_data, disorder_ms, rng.randrange(1_000))
     with flow.start(
         workers=workers,
         streaming=rng.random() < 0.5,
@@ -144,8 +154,18 @@ def test_windowed_queries_against_plain_python(
 
 def test_prices_round_down() -> None:
     prices = [0, 1, 99, 100, 101, -1, -99, -100, 2**40]
+    means = steps.average(pa.record_batch({"sum_price": prices, "n": [3] * len(prices)})).column("avg_price")
+    assert means.to_pylist() == [price // 3 for price in prices]
     batch = nexmark.convert_currency(pa.record_batch({"price": prices}))
     assert batch.column("price").to_pylist() == [price * 89 // 100 for price in prices]
+
+
+def test_a_sum_that_does_not_fit_is_an_error() -> None:
+    frame = pa.table({"expires": [1, 2], "auction": [1, 2], "category": [3, 3], "price": [2**62, 2**62]}).to_pandas()
+    with pytest.raises(OverflowError, match="9223372036854775808"):
+        list(steps.so_far((3,), iter([frame]), None))
+    [rows] = steps.last_ten((3,), iter([frame]), None)
+    assert rows.avg_price.tolist() == [2**62, 2**62]
 
 
 def test_params_are_read_and_checked(tmp_path: Path) -> None:
@@ -161,6 +181,8 @@ def test_params_are_read_and_checked(tmp_path: Path) -> None:
     params = nexmark.load_params(tmp_path)
     with pytest.raises(ConfigError, match=r"q5_beam\.size_ms is 0"):
         nexmark.flow("q5_beam", params)
+    with pytest.raises(ConfigError, match=r"size_ms is 1000000000000000000; expected milliseconds, an int of 1 to"):
+        nexmark.flow("q7_beam", {"q7_beam": {"size_ms": 10**18}})
     with pytest.raises(ConfigError, match="says nothing about q7_beam"):
         nexmark.flow("q7_beam", params)
     with pytest.raises(ConfigError, match="'q9' is unknown; the queries are q1, q2"):
@@ -178,6 +200,23 @@ def test_input_is_checked(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="has no column 'bidder'; it has auction"):
         nexmark.read(flow, tmp_path)
     assert nexmark.rows(flow, tmp_path) == 1
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bid.parquet"
+    numbers = pa.array(np.random.default_rng(0).integers(2**60, size=50_000))
+    pq.write_table(pa.table(dict.fromkeys(("auction", "bidder", "price", "date_time"), numbers)), path)
+    content = bytearray(path.read_bytes())
+    # The footer is whole.
+    content[1_000:-10_000] = bytes(len(content) - 11_000)
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"bid\.parquet is damaged or cannot be read: "):
+        nexmark.disorder_ms(tmp_path)
+    with pytest.raises(ConfigError, match=r"bid\.parquet is damaged or cannot be read: "):
+        list(nexmark.read(nexmark.flow("q1", {}), tmp_path)["bid"])
+    pq.write_table(pa.table({"date_time": pa.array([5], pa.timestamp("ms"))}), path)
+    with pytest.raises(SchemaError, match="date_time"):
+        nexmark.disorder_ms(tmp_path)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
@@ -22,6 +23,7 @@ from penstock.errors import ConfigError, PlanError, SchemaError, UnsupportedSess
 from penstock.spark._session.collect import to_table
 from penstock.spark.batch import places
 from penstock.workloads import nexmark, wordcount
+from penstock.workloads.tpcxbb import tables as tpcxbb
 
 pytestmark = pytest.mark.spark
 
@@ -331,3 +333,21 @@ def test_handles_stay_out_of_closures() -> None:
     assert sum(batch.num_rows for batch in copy(source())) == sum(
         price < 50 for price in bids(100)["price"].to_pylist()
     )
+
+
+def test_a_folder_is_no_pattern(spark: Any, tmp_path: Path) -> None:
+    """``run[1]`` is a name, though ``run1`` is what it would match."""
+    for name, price in (("run[1]", 7), ("run1", 8)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = pa.table({"auction": [123], "price": [price]})
+        pq.write_table(rows, folder / "bid.parquet")
+        pq.write_table(pa.table({key: [price] for key in tpcxbb.SALES.schema.names}), folder / "store_sales.parquet")
+        (folder / "a.txt").write_text(str(price))
+    asked = tmp_path / "run[1]"
+    [bid] = nexmark.read_spark(nexmark.flow("q2", {}), asked, spark)["bid"].collect()
+    assert bid.price == 7
+    [line] = tpcxbb.read_spark(tpcxbb.SALES, ["seq"], asked, spark).collect()
+    assert line.seq == 7
+    [text] = wordcount.read_spark([asked / "a.txt"], spark).collect()
+    assert bytes(text.chunk) == b"7"

@@ -17,6 +17,7 @@ from penstock.cli.common import (
     Report,
     UsageError,
     check_output,
+    check_workers,
     local_host,
     parse_lateness,
     parse_move,
@@ -62,8 +63,8 @@ def nexmark(
     lateness: Annotated[
         str,
         typer.Option(
-            help="How far bids may be out of order in event time, such as 10s. The watermark is the"
-            " greatest event time less this; later bids are counted and left out. 'auto' measures the file first, so"
+            help="How far rows may be out of order in event time, such as 10s. The watermark is the"
+            " greatest event time less this; later rows are counted and left out. 'auto' measures the files first, so"
             " that none is late. Batch jobs (--host spark) need none."
         ),
     ] = "auto",
@@ -109,8 +110,7 @@ def nexmark(
     """
     if query not in workload.QUERIES:
         raise UsageError(f"--query {query!r} is unknown; the queries are {', '.join(workload.QUERIES)}")
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: at least 1 worker is needed")
+    check_workers(workers)
     if batch_rows is not None and host is Host.spark:
         raise UsageError("--batch-rows does not go with --host spark: a batch job has one epoch; use local or engine")
     batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
@@ -141,7 +141,7 @@ def nexmark(
         raise UsageError("--migrate and --rescale: a rescale moves bins itself; give one of them")
     params = workload.load_params(input) if workload.takes_params(query) else {}
     flow = workload.flow(query, params, late or "0s")
-    if late is None and flow.event_time is not None and host is not Host.spark:
+    if late is None and workload.takes_lateness(query) and host is not Host.spark:
         flow = workload.flow(query, params, f"{workload.disorder_ms(input, list(flow.sources))}ms")
     report = Report("nexmark", host.value, workers, str(output), more={"query": query})
     total = workload.rows(flow, input)

@@ -23,6 +23,7 @@ from penstock import _aggregates as aggregates
 from penstock._flow import Flow
 from penstock._resume import guarded
 from penstock.errors import ConfigError
+from penstock.workloads.paths import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,7 +156,7 @@ def read_spark(paths: Sequence[str | Path], spark: SparkSession) -> DataFrame:
     pyspark.sql.DataFrame
         One column, ``chunk``; a row per line, so no word spans two rows.
     """
-    lines = spark.read.text([str(Path(path).absolute()) for path in paths])
+    lines = spark.read.text([for_spark(path) for path in paths])
     return lines.selectExpr("CAST(value AS binary) AS chunk")
 
 

@@ -35,7 +35,7 @@ Source: the NEXMark paper's queries in the shape that Apache Beam (``_beam``) an
 
 from __future__ import annotations
 
-from penstock.workloads.nexmark.queries import QUERIES, flow, takes_params
+from penstock.workloads.nexmark.queries import QUERIES, flow, takes_lateness, takes_params
 from penstock.workloads.nexmark.steps import convert_currency
 from penstock.workloads.nexmark.tables import disorder_ms, load_params, read, read_spark, rows
 
@@ -48,5 +48,6 @@ __all__ = [
     "read",
     "read_spark",
     "rows",
+    "takes_lateness",
     "takes_params",
 ]

@@ -16,7 +16,7 @@ from penstock._flow import Flow
 from penstock.errors import ConfigError
 from penstock.workloads.nexmark import steps
 
-__all__ = ["QUERIES", "flow", "takes_params"]
+__all__ = ["QUERIES", "flow", "takes_lateness", "takes_params"]
 
 
 def q1() -> Flow:
@@ -189,6 +189,8 @@ _PARAMS = {
     "q8_tumble": ("size_ms",),
     "q8_horizon": ("horizon_ms",),
 }
+#: Some 100,000 years: what a timedelta of milliseconds holds, and more than a time can be away from 1970.
+_LONGEST_MS = 3_000_000_000_000_000
 #: Names of the queries.
 QUERIES = tuple(sorted([*_PLAIN, *_TIMED]))
 
@@ -212,6 +214,27 @@ def takes_params(query: str) -> bool:
     (False, True)
     """
     return query in _PARAMS
+
+
+def takes_lateness(query: str) -> bool:
+    """Whether a query goes by event time, so that rows may come too late for it.
+
+    Parameters
+    ----------
+    query : str
+        One of `QUERIES`.
+
+    Returns
+    -------
+    bool
+        False for one that does not exist.
+
+    Examples
+    --------
+    >>> takes_lateness("q3"), takes_lateness("q4")
+    (False, True)
+    """
+    return query in _TIMED
 
 
 def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Flow:
@@ -255,6 +278,7 @@ def _given(query: str, params: Mapping[str, Any]) -> list[int]:
         raise ConfigError(f"params.json says nothing about {query}; add its lengths in milliseconds")
     for name in _PARAMS[query]:
         value = sizes.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST_MS:
+            expected = f"milliseconds, an int of 1 to {_LONGEST_MS}"
+            raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected {expected}")
     return [sizes[name] for name in _PARAMS[query]]

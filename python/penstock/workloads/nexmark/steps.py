@@ -5,6 +5,7 @@ Prices are cents, all arithmetic is on integers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,15 @@ def convert_currency(bids: pa.RecordBatch) -> pa.RecordBatch:
     {'price': [89, 89, -1]}
     """
     place = bids.schema.get_field_index("price")
-    scaled = pc.multiply_checked(bids.column(place), 89)
-    quotient = pc.divide(scaled, 100)
-    # Arrow divides towards zero; the query rounds down.
-    below = pc.less(scaled, pc.multiply(quotient, 100))
-    price = pc.subtract(quotient, below.cast(pa.int64()))
+    price = _rounded_down(pc.multiply_checked(bids.column(place), 89), pa.scalar(100, pa.int64()))
     return bids.set_column(place, bids.schema.field(place), price)
+
+
+def _rounded_down(number: pa.Array, by: pa.Array | pa.Scalar) -> pa.Array:
+    """The quotient with something above 0: Arrow's own goes towards zero."""
+    quotient = pc.divide(number, by)
+    below = pc.less(number, pc.multiply(quotient, by))
+    return pc.subtract(quotient, below.cast(pa.int64()))
 
 
 def select_auctions(bids: pa.RecordBatch) -> pa.RecordBatch:
@@ -181,7 +185,7 @@ def valid(*columns: str) -> Batches:
 
 
 def average(sums: pa.RecordBatch) -> pa.RecordBatch:
-    """Add the mean price, rounding down (q4). Prices are not negative.
+    """Add the mean price, rounding down (q4).
 
     Parameters
     ----------
@@ -196,10 +200,10 @@ def average(sums: pa.RecordBatch) -> pa.RecordBatch:
     Examples
     --------
     >>> import pyarrow as pa
-    >>> average(pa.record_batch({"sum_price": [7], "n": [2]})).to_pylist()
-    [{'sum_price': 7, 'n': 2, 'avg_price': 3}]
+    >>> average(pa.record_batch({"sum_price": [7, -7], "n": [2, 2]})).column("avg_price").to_pylist()
+    [3, -4]
     """
-    return sums.append_column("avg_price", pc.divide(sums.column("sum_price"), sums.column("n")))
+    return sums.append_column("avg_price", _rounded_down(sums.column("sum_price"), sums.column("n")))
 
 
 def so_far(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -220,7 +224,7 @@ def so_far(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Itera
         The same rows with sum_price, n and avg_price.
     """
     rows = _in_order(frames)
-    rows["sum_price"] = rows.price.cumsum()
+    rows["sum_price"] = _running(rows.price)
     rows["n"] = range(1, len(rows) + 1)
     rows["avg_price"] = rows.sum_price // rows.n
     yield rows
@@ -244,9 +248,9 @@ def last_ten(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Ite
         The same rows with n and avg_price.
     """
     rows = _in_order(frames)
-    total = rows.price.cumsum()
     rows["n"] = [min(at, 10) for at in range(1, len(rows) + 1)]
-    rows["avg_price"] = (total - total.shift(10, fill_value=0)) // rows.n
+    prices = rows.price.tolist()
+    rows["avg_price"] = [sum(prices[at - n : at]) // n for at, n in enumerate(rows.n.tolist(), start=1)]
     yield rows
 
 
@@ -265,6 +269,14 @@ def last_of_ten(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> 
     """
     for rows in last_ten(key, frames, state):
         yield rows.tail(1)[["seller", "n", "avg_price"]]
+
+
+def _running(prices: pd.Series) -> list[int]:
+    """Sums so far; as in an aggregate it is an error that one leaves 64 bits."""
+    sums: list[int] = list(itertools.accumulate(prices.tolist()))
+    if wide := [number for number in sums if not -(2**63) <= number < 2**63]:
+        raise OverflowError(f"a sum of prices is {wide[0]}, which bigint cannot hold")
+    return sums
 
 
 def _in_order(frames: Iterator[pd.DataFrame]) -> pd.DataFrame:

@@ -11,12 +11,16 @@ import pyarrow.compute as pc
 
 from penstock._flow import Flow
 from penstock._resume import guarded
+from penstock._schema import conform
 from penstock.errors import SchemaError
 from penstock.workloads.params import read_params
-from penstock.workloads.parquet import open_table
+from penstock.workloads.parquet import open_table, read_batches
+from penstock.workloads.paths import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_DATE_TIME = pa.schema([pa.field("date_time", pa.int64())])
 
 __all__ = ["disorder_ms", "load_params", "read", "read_spark", "rows"]
 
@@ -65,8 +69,8 @@ def _disorder_of(folder: str | Path, table: str) -> int:
     latest, furthest = None, 0
     file = open_table(folder, table)
     _require(file, ["date_time"], folder, table)
-    for batch in _stream(file, ["date_time"], 65_536):
-        times = batch.column(0).drop_null()
+    for batch in _stream(file, _path(folder, table), ["date_time"], 65_536):
+        times = conform(batch, _DATE_TIME, str(_path(folder, table))).column(0).drop_null()
         if not len(times):
             continue
         before = pc.cumulative_max(times, start=latest)
@@ -108,7 +112,9 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> dict
     for table, schema in query_flow.sources.items():
         file = open_table(folder, table)
         _require(file, schema.names, folder, table)
-        found[table] = guarded(_stream(file, schema.names, batch_rows), f"the reading of {folder}")
+        found[table] = guarded(
+            _stream(file, _path(folder, table), schema.names, batch_rows), f"the reading of {folder}"
+        )
     return found
 
 
@@ -137,7 +143,7 @@ def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> dic
     found = {}
     for table, schema in query_flow.sources.items():
         open_table(folder, table).close()
-        found[table] = spark.read.parquet(str(Path(folder).absolute() / f"{table}.parquet")).select(*schema.names)
+        found[table] = spark.read.parquet(for_spark(_path(folder, table))).select(*schema.names)
     return found
 
 
@@ -145,9 +151,13 @@ def _require(file: Any, columns: list[str], folder: str | Path, table: str = "bi
     have = file.schema_arrow.names
     for name in columns:
         if name not in have:
-            raise SchemaError(f"{Path(folder) / f'{table}.parquet'} has no column {name!r}; it has {', '.join(have)}")
+            raise SchemaError(f"{_path(folder, table)} has no column {name!r}; it has {', '.join(have)}")
 
 
-def _stream(file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _path(folder: str | Path, table: str) -> Path:
+    return Path(folder) / f"{table}.parquet"
+
+
+def _stream(file: Any, path: Path, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     with file:
-        yield from file.iter_batches(batch_size=batch_rows, columns=columns)
+        yield from read_batches(file, path, columns, batch_rows)

@@ -22,7 +22,8 @@ from penstock._resume import guarded
 from penstock._schema import conform
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads.params import read_params
-from penstock.workloads.parquet import open_table
+from penstock.workloads.parquet import open_table, read_batches, reading
+from penstock.workloads.paths import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,11 +183,13 @@ def read(table: Table, columns: Iterable[str], folder: str | Path, batch_rows: i
     wanted = table.select(columns)
     file = open_table(folder, table.name)
     _require(file, wanted, table, folder)
-    name = f"{table.name}.parquet"
-    if _sorted(file, name):
-        batches = file.iter_batches(batch_size=batch_rows, columns=wanted.names)
+    name, path = f"{table.name}.parquet", Path(folder) / f"{table.name}.parquet"
+    if _sorted(file, path):
+        batches = read_batches(file, path, wanted.names, batch_rows)
     else:
-        batches = iter(file.read(columns=wanted.names).sort_by("seq").to_batches(max_chunksize=batch_rows))
+        with reading(path):
+            whole = file.read(columns=wanted.names)
+        batches = iter(whole.sort_by("seq").to_batches(max_chunksize=batch_rows))
     return in_order((conform(batch, wanted, name) for batch in batches), name)
 
 
@@ -238,7 +241,7 @@ def read_spark(table: Table, columns: Iterable[str], folder: str | Path, spark: 
     """
     names = list(columns)
     require(table, names, folder)
-    frame = spark.read.parquet(str(Path(folder).absolute() / f"{table.name}.parquet")).select(*names)
+    frame = spark.read.parquet(for_spark(Path(folder) / f"{table.name}.parquet")).select(*names)
     # Spark reads a file in pieces, in any order: only a sort of what came together in one partition is an order.
     return frame.repartition(1).sortWithinPartitions("seq")
 
@@ -255,7 +258,7 @@ def dimension(table: Table, folder: str | Path) -> dict[int, Any]:
         _require(file, table.schema, table, folder)
         name = f"{table.name}.parquet"
         found: dict[int, Any] = {}
-        for raw in file.iter_batches(columns=table.schema.names):
+        for raw in read_batches(file, Path(folder) / name, table.schema.names):
             batch = conform(raw, table.schema, name)
             for key, value in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 if key in found:
@@ -275,10 +278,10 @@ def _require(file: Any, wanted: pa.Schema, table: Table, folder: str | Path) -> 
     conform(pa.RecordBatch.from_arrays([pa.array([], kind) for kind in picked.types], schema=picked), wanted, str(path))
 
 
-def _sorted(file: Any, name: str) -> bool:
+def _sorted(file: Any, path: Path) -> bool:
     last: int | None = None
-    for batch in file.iter_batches(columns=["seq"]):
-        seq = conform(batch, _columns("seq"), name).column(0)
+    for batch in read_batches(file, path, ["seq"]):
+        seq = conform(batch, _columns("seq"), path.name).column(0)
         if len(seq) == 0:
             continue
         if last is not None and seq[0].as_py() < last:
