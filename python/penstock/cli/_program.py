@@ -55,8 +55,8 @@ def _options(
 ) -> None:
     """Dataflow with keyed state that moves while it runs: workloads to try it on.
 
-    A workload runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
-    resident beside a Spark stream (`--host engine`), with the same results.
+    A workload runs in this process (`--host local`) or as a Spark batch job (`--host spark`), nexmark and
+    wordcount also resident beside a Spark stream (`--host engine`), with the same results.
     """
     # `run` reads --debug, which it must know before anything is parsed; --version has its callback.
     del debug, version
@@ -80,7 +80,8 @@ def run(arguments: Sequence[str] | None) -> int:
         if result == 130:  # newer parsers turn Ctrl-C into this exit code themselves
             raise KeyboardInterrupt
         # What does not get out is an error of ours, not of the interpreter's end.
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may have been closed before we began
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except BrokenPipeError:
         # The reader of our output is gone; say nothing.
@@ -89,9 +90,11 @@ def run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if debug and type(error).__name__ != "NoArgsIsHelpError":
             traceback.print_exc()
+        error = _from_spark(error)
         if isinstance(error, OSError):
             try:
-                sys.stdout.flush()
+                if sys.stdout is not None:
+                    sys.stdout.flush()
             except OSError:
                 _let_go()
         if isinstance(error, UsageError):
@@ -104,6 +107,20 @@ def run(arguments: Sequence[str] | None) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
+
+
+def _from_spark(error: Exception) -> Exception:
+    """penstock's own error in what Spark raised for a failed job or query; else the error itself."""
+    if "pyspark" not in sys.modules:
+        return error
+    from penstock.spark._tasks.failures import cause_of
+
+    found = cause_of(error)
+    if found is None or found is error:
+        return error
+    # Spark's text, which it was found in, is no reason of it.
+    found.__cause__ = None
+    return found
 
 
 def _let_go() -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Optional
 import pyarrow as pa
 import typer
 
-from penstock.cli.choices import Host
+from penstock.cli.choices import Where
 from penstock.cli.common import UsageError, check_output, peak_bytes, spark_session, whole_file
 from penstock.graph._index import Index
 from penstock.graph._options import MOST, Options, Progress
@@ -65,7 +65,7 @@ def cliques(
         Optional[Path],  # noqa: UP045
         typer.Option(help="Parquet file of cliques to write; replaced where there is one."),
     ] = None,
-    host: Annotated[Host, typer.Option(help="Where: threads of this process, or tasks of a Spark job.")] = Host.local,
+    host: Annotated[Where, typer.Option(help="Where: threads of this process, or tasks of a Spark job.")] = Where.local,
     batches: Annotated[
         str,
         typer.Option(
@@ -89,8 +89,6 @@ def cliques(
     chosen = {"size": size, "batches": batches, "batch-size": batch_size, "workers": workers}
     numbers = {name: _whole(name, value) for name, value in chosen.items()}
     options = Options(numbers["workers"], numbers["batches"], numbers["batch-size"])
-    if host is Host.engine:
-        raise UsageError("--host engine: cliques run with --host local or --host spark")
     if count and output is not None:
         raise UsageError(f"--count and --output {output}: choose one; the number of rows is told with --output, too")
     for path in input:
@@ -109,11 +107,11 @@ def cliques(
         "shape": "degree" if undirected else "forward",
     }
     edges = {RELATION: [str(path) for path in input]}
-    run = _local if host is Host.local else _spark
+    run = _local if host is Where.local else _spark
     found = run(edges, numbers["size"], options, output, show, how)
     loaded = found.loaded_at - begin
     seconds = time.perf_counter() - begin
-    peak = None if host is Host.spark else peak_bytes()
+    peak = None if host is Where.spark else peak_bytes()
     facts: dict[str, Any] = {
         "command": "cliques",
         "host": host.value,

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._durations import format_duration, parse_duration
+from penstock._durations import format_duration, milliseconds, parse_duration
 from penstock._flow import Flow
-from penstock._local import LocalMigration, LocalSession, batches
+from penstock._local import MOST_WORKERS, LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
 from penstock.cli.choices import Host
 from penstock.errors import ConfigError
@@ -46,6 +46,7 @@ __all__ = [
     "When",
     "bar",
     "check_output",
+    "check_workers",
     "local_host",
     "one_line",
     "parse_move",
@@ -325,9 +326,15 @@ def parse_resizes(texts: Sequence[str], workers: int) -> list[Resize]:
 def parse_lateness(text: str) -> str:
     """Check ``--lateness`` and return it in one spelling."""
     try:
-        return format_duration(parse_duration(text, "--lateness", allow_zero=True))
+        return format_duration(1_000 * milliseconds(parse_duration(text, "--lateness", allow_zero=True), "--lateness"))
     except ConfigError as error:
         raise UsageError(str(error)) from error
+
+
+def check_workers(workers: int) -> None:
+    """Refuse a number of workers that no host takes."""
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UsageError(f"--workers {workers}: expected 1 to {MOST_WORKERS}")
 
 
 def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--output") -> None:

@@ -50,6 +50,11 @@ def demo(
     if not os.access(there, os.W_OK):
         raise UsageError(f"--output {output}: the folder {there} is not writable")
     from penstock.demo import DemoConfig, main
+    from penstock.spark._session.java import JavaNotFound, ensure_java
 
+    try:
+        ensure_java()
+    except JavaNotFound as error:
+        raise UsageError(str(error)) from error
     config = DemoConfig(seconds=seconds, rate=rate, bidders=bidders, bits=bits, output=output)
     raise typer.Exit(main(config, plain=plain))

@@ -17,6 +17,7 @@ from penstock.cli.common import (
     Report,
     UsageError,
     check_output,
+    check_workers,
     local_host,
     spark_session,
     whole_file,
@@ -60,8 +61,7 @@ def wordcount(
     A word is a run of the letters A-Z and a-z, lower-cased; everything else separates. Files are read as a
     stream: memory holds the distinct words, never a whole file.
     """
-    if workers < 1:
-        raise UsageError(f"--workers {workers}: at least 1 worker is needed")
+    check_workers(workers)
     files = [*input, *(more or [])]
     for path in files:
         if not path.is_file():
@@ -111,8 +111,8 @@ def _check_spark(files: list[Path]) -> None:
             problem = f"Spark would decompress a file named {path.suffix}; the other hosts read it as it is"
         elif name.startswith(("_", ".")):
             problem = "Spark reads no file whose name begins with _ or ."
-        elif set(str(path.absolute())) & set("[]{}*?\\"):
-            problem = "Spark takes [ ] { } * ? and \\ in a path for a pattern"
+        elif ":" in name:
+            problem = "Spark reads no file whose name has a colon"
         if problem is not None:
             raise UsageError(f"--input {path}: {problem}; rename it, or use --host local or engine")
 
