@@ -102,6 +102,7 @@ def test_blocks_end_by_their_bytes_wherever_the_large_rows_stand(
     source = pa.table({"k": pa.array(range(len(texts)), pa.int32()), "text": pa.array(texts, kind)})
     blocks = list(local.batches(source, pa.schema([("k", pa.int64()), ("text", pa.string())]), 500))
     assert all(block.num_rows == 1 or (block.num_rows <= 500 and block.nbytes <= 5_000) for block in blocks)
+    assert len(blocks) < 80, "rows that are small go together"
     found = pa.Table.from_batches(blocks)
     assert found["text"].to_pylist() == texts and found["k"].to_pylist() == list(range(len(texts)))
     coded = source.set_column(1, "text", source["text"].cast(pa.string()).dictionary_encode())
@@ -639,6 +640,27 @@ def test_what_waits_behind_a_migration_that_is_cancelled_ends_where_it_was_to() 
         cut.cancel()
         behind.wait(60)
         assert session.owners() == [[1] * 128 + [0] * 128]
+
+
+def test_parts_behind_a_migration_that_is_cancelled_end_where_they_were_to() -> None:
+    with counting().start(workers=2) as session:
+        session.migrate(to=[0] * 256).wait(60)
+        early = session.migrate(to=[1] * 256, strategy="fluid")
+        session.split(0, by=2)
+        cut = session.migrate(to=[1] * 256, strategy="fluid")
+        behind = session.migrate(to=[1] * 256, strategy="all-at-once")
+        early.cancel()
+        cut.cancel()
+        behind.wait(60)
+        assert set(session.bins().column("worker").to_pylist()) == {1}
+        cut = session.migrate(moves={(0, 10): 0, (1, 10): 0, (2, 10): 0}, strategy="fluid")
+        merged = session.merge(0)
+        cut.cancel()
+        merged.wait(60)
+        assert session.bins().num_rows == 256
+        session.split(3).wait(60)
+    workers = [row["worker"] for row in session.loads().to_pylist()]
+    assert len(workers) == 257 and set(workers) <= {0, 1}, "those of the end"
 
 
 def test_a_source_that_is_refused_costs_no_session() -> None:

@@ -325,6 +325,23 @@ def _uneven(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
     return total, (k, total)
 
 
+def test_moves_that_are_refused_hold_up_no_rescale() -> None:
+    def source() -> Iterator[pa.RecordBatch]:
+        yield batch({1: 10})
+        with pytest.raises(EngineError, match="worker 99, which has left"):
+            crew.even_out([[(0, 99)]], 0.05)
+        # As where a worker leaves between the question and the move.
+        assert crew._native is not None
+        crew._evening = crew._native.migrate([[(0, 99)]], 0.05)
+        assert session.rescale(2).wait(60) == 2
+        yield batch({1: 10})
+
+    with SLOW.start(processes=1, streaming=True) as session:
+        assert session._crew is not None
+        crew = session._crew
+        assert sum(out.num_rows for out in session.run(source())) == 20
+
+
 def test_bins_move_between_processes_by_what_they_cost() -> None:
     # Keys below 0 cost ten times as much, and are all in that half of the hash that one process has at first.
     dear = [key for key, value in zip(range(-100, 0), hashes(list(range(-100, 0))), strict=True) if value >> 63 == 0][

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -280,6 +281,16 @@ def test_is_undone_moved_recorded_and_restored(
     assert not any(map(len, held.bins)), "what has expired or ended has tombstones"
     # The end is told once.
     assert held.call.end_epoch(held.bins, END_US, END_US, 9_999) == []
+
+
+def test_rows_that_wait_move_with_the_nan_that_rows_bring() -> None:
+    bin = TimedBin()
+    bin.waiting = [([(math.nan, 1), (2.0, 1)], [[5, 6]])]
+    moved = TimedBin()
+    for chunk in bin.encode():
+        moved.absorb(chunk)
+    [(keys, values)] = moved.waiting
+    assert keys[0][0] is math.nan and keys[1] == (2.0, 1) and values == [[5, 6]]
 
 
 def test_one_epoch_is_one_epoch_on_every_host() -> None:

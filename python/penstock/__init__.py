@@ -7,8 +7,8 @@ Describe a computation once, as a `Flow`, and run it where the data is: in this 
 
 Durations of event time (windows, lateness) are text with a unit (``"10s"``, ``"5 minutes"``) or a ``timedelta``; a
 bare number is refused. Where an argument says how long to wait (``timeout``, ``start_timeout``, ``member_timeout``,
-``linger``, ``max_pause``, ``every``), a number is seconds, as in the standard library; text and timedeltas are taken,
-too.
+``linger``, ``max_pause``, ``every`` of ``autobalance``), a number is seconds, as in the standard library; text and
+timedeltas are taken, too.
 
 Importing this package starts no thread, socket or process and does not import pyspark.
 

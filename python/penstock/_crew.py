@@ -270,12 +270,15 @@ class Crew:
         Raises
         ------
         EngineError
-            When a rescale is under way, since it moves bins itself.
+            When a rescale is under way, since it moves bins itself, or a worker has left.
         """
         assert self._native is not None
         with self._changed:
             if self.is_rescaling:
                 raise EngineError("bins move with the rescale that is under way")
+            there = {worker for member in self._members if not member.gone for worker in member.workers}
+            if gone := {worker for step in steps for _, worker in step} - there:
+                raise EngineError(f"bins were to move to worker {min(gone)}, which has left")
             self._evening = self._native.migrate(steps, max_pause_s)
             return self._evening
 
@@ -458,12 +461,20 @@ class Crew:
             self._failed.set()
             self._fail(self._cause)
 
+    def _has_ended(self, migration: int) -> bool:
+        """Whether what `even_out` began has ended."""
+        assert self._native is not None
+        try:
+            return self._native.wait_migration(migration, 0.0) is not None
+        except EngineError:
+            return True  # it was refused: who asked is told
+
     def _step(self) -> None:
         """Go on with the rescale."""
         native = self._native
         assert native is not None
         if self._now is None:
-            if self._evening is not None and native.wait_migration(self._evening, 0.0) is None:
+            if self._evening is not None and not self._has_ended(self._evening):
                 return
             with self._changed:
                 self._evening = None

@@ -54,10 +54,11 @@ from penstock._migration import (
     parse_tolerance,
     steps,
 )
-from penstock._parts import Bins, Parts
+from penstock._parts import Bins, Part, Parts
 from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
 from penstock._schema import conform
+from penstock._views import bytes_of
 from penstock.errors import ConfigError, EngineError, SchemaError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ __all__ = [
 #: Entries of the log of moved bins that are kept; the oldest go first.
 _MOST_MOVES = 200_000
 #: Threads of a run.
-_MOST_WORKERS = 1024
+MOST_WORKERS = 1024
 #: Rows of a batch, as Arrow counts them.
 _MOST_ROWS = 2**63 - 1
 #: Bytes of a block, about: no message between workers may have more than four times as many.
@@ -282,7 +283,7 @@ class LocalSession:
         streaming: bool = False,
         processes: int | None = None,
     ) -> None:
-        _at_least_one(workers, "workers", _MOST_WORKERS)
+        _at_least_one(workers, "workers", MOST_WORKERS)
         _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
         if processes is not None:
             check_processes(processes, f"processes={processes!r}", workers)
@@ -444,8 +445,7 @@ class LocalSession:
             if epoch is not None:
                 self._prepared.append((migration, frozenset(number for number, _ in todo)))
                 return migration
-            self._moved = [(one, bins) for one, bins in self._moved if not one.done]
-            self._moved.append((migration, frozenset(number for number, _ in todo)))
+            self._going_to(migration, (number for number, _ in todo))
             for number, worker in todo:
                 for op in owners:
                     op[number] = worker
@@ -474,11 +474,25 @@ class LocalSession:
             migration = self._begin(handle, cut.strategy, len(todo))
             self._prepared.append((migration, frozenset(number for number, _ in numbered)))
             return migration
-        todo = [(part, worker) for part, worker in todo if name(part) in doubtful or self._cut.owner[part] != worker]
+        todo = [(part, worker) for part, worker in todo if self._is_to_move(part, worker, doubtful)]
         planned = self._cut.steps(todo, cut)
         handle = int(self._native.migrate(planned, cut.max_pause_s, cut.drains))
         self._cut.owner.update(todo)
-        return self._begin(handle, cut.strategy, len(todo))
+        migration = self._begin(handle, cut.strategy, len(todo))
+        self._going_to(migration, (name(part) for part, _ in todo))
+        return migration
+
+    def _going_to(self, migration: LocalMigration, bins: Iterable[int]) -> None:
+        """Remember what moves until a migration has ended: cancelled, it leaves bins anywhere."""
+        self._moved = [(one, moving) for one, moving in self._moved if not one.done]
+        self._moved.append((migration, frozenset(bins)))
+
+    def _is_to_move(self, part: Part, worker: int, doubtful: frozenset[int]) -> bool:
+        """Whether a part may have to move, so that a worker has it."""
+        assert self._cut is not None
+        prefix, bits = part
+        whole = prefix >> (bits - self._bits)  # which may have been under way as it was split
+        return bool(doubtful & {self._cut.number(part), whole}) or self._cut.owner[part] != worker
 
     def split(self, bins: Bins, by: int = 1) -> LocalMigration:
         """Cut bins into ``2 ** by`` parts each, by the next bits of the hashes of their keys, while the flow runs.
@@ -543,11 +557,10 @@ class LocalSession:
             plan = self._parts().copy()
             chosen, moves = plan.merge(bins)
             if moves:
-                name, owner = plan.number, self._parts().owner
-                doubt = frozenset(itertools.chain.from_iterable(held for _, held in self._prepared))
-                todo = [(part, to) for part, to in moves if name(part) in doubt or owner[part] != to]
+                _, doubtful = self._planned()
+                todo = [(part, to) for part, to in moves if self._is_to_move(part, to, doubtful)]
                 if todo:
-                    together = [(name(part), to) for part, to in todo]
+                    together = [(plan.number(part), to) for part, to in todo]
                     self._begin(int(self._native.migrate([together], None)), "all-at-once", len(todo))
             handle = int(self._native.recut([], chosen))
             self._cut = plan if plan.is_split else None
@@ -642,7 +655,7 @@ class LocalSession:
             each step's time its share by rows and by pairs of a join).
         """
         told = self._told()
-        now = self._native.bins() if self._last is None else []
+        now = self._native.bins() if self._last is None else told["bins"]
         if now and len(now[0]) > 1 << self._bits:
             parts = Parts(self._bits, {(prefix, bits): worker for prefix, bits, worker in now[0]})
         else:
@@ -796,7 +809,7 @@ class LocalSession:
         try:
             if self._last is None:
                 with contextlib.suppress(EngineError):
-                    self._last = self._told()
+                    self._last = self._told() | {"bins": self._native.bins()}
         finally:
             if self._crew is not None:
                 self._crew.ending = True
@@ -849,7 +862,7 @@ def _check(
     streaming: bool,
     processes: int | None,
 ) -> None:
-    _at_least_one(workers, "workers", _MOST_WORKERS)
+    _at_least_one(workers, "workers", MOST_WORKERS)
     _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     _yes_or_no(streaming, "streaming")
     if processes is not None:
@@ -983,7 +996,7 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
 
 def _of_a_block(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """A batch in pieces of at most a block's bytes, or of one row: rows may be of any size, wherever they stand."""
-    if batch.num_rows < 2 or batch.nbytes <= _BLOCK_BYTES:
+    if batch.num_rows < 2 or bytes_of(batch) <= _BLOCK_BYTES:
         yield batch
         return
     half = batch.num_rows // 2

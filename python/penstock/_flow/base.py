@@ -219,7 +219,8 @@ class FlowBase:
         (['key_by', 'agg'], [])
         """
         if self._window is not None:
-            raise PlanError(f"the flow ends in window({self._window}) that no step uses; add .agg(...) or .top(...)")
+            more = ".agg(...) or .top(...)" if self._keys is None else ".agg(...) or .aggregate(...)"
+            raise PlanError(f"the flow ends in window({self._window}) that no step uses; add {more}")
         if self._keys is not None:
             raise PlanError(
                 f"the flow ends in key_by({', '.join(self._keys)}) that no step uses;"

@@ -37,7 +37,7 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         windows close with it, so nothing is late there.
     order_by : str or sequence of str, optional
         Columns that fix the order of the input where the host may change it (Spark may
-        replan partitions). Only `stateful_map` cares about order.
+        replan partitions). Only `stateful_map` and `apply_in_pandas_with_state` care about order.
 
     name : str, default "input"
         What the source is called where flows of several sources meet (`union`, `join`); see

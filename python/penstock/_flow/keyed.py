@@ -44,7 +44,7 @@ class KeyedSteps(FlowBase):
         Returns
         -------
         Flow
-            To be followed by `window`, `agg`, `stateful_map` or `top`.
+            To be followed by `window`, `agg`, `aggregate`, `stateful_map` or `apply_in_pandas_with_state`.
 
         Raises
         ------

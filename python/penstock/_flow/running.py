@@ -59,8 +59,8 @@ class Running(FlowBase):
         progress : bool, default False
             Show a progress bar on stderr.
         batch_rows : int, default 65_536
-            Larger input batches are cut. With `streaming` each piece is one epoch, at whose
-            end the watermark moves.
+            Larger input batches are cut, and so are those of more than 64 MiB. With `streaming` each piece is one
+            epoch, at whose end the watermark moves.
         streaming : bool, default False
             Take the source for a stream without an end: each batch of it is an epoch of its
             own, as Spark's batches are beside a query. Windows close as the watermark passes

@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from penstock._functions.loop import BrokenOff
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, copy_state
+from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
 from penstock._sides import Side, apart
 
 __all__ = ["TimedBin", "TimedCall"]
@@ -198,7 +198,8 @@ class TimedBin(BinState):
 
     def absorb(self, chunk: bytes) -> None:
         if chunk[:2] == bytes((FORMAT, _WAITING)):
-            self.waiting.append(pickle.loads(chunk[2:]))
+            keys, values = pickle.loads(chunk[2:])
+            self.waiting.append(([own_nan(key) for key in keys], values))
             return
         super().absorb(chunk)
         self._index()
