@@ -342,8 +342,14 @@ def test_an_interrupt_ends_a_count() -> None:
         "import itertools, pyarrow as pa, penstock as pk\n"
         "pairs = list(itertools.combinations(range(700), 2))\n"
         "edges = pa.table({'a': [a for a, _ in pairs], 'b': [b for _, b in pairs]})\n"
-        "print('go', flush=True)\n"
-        "pk.graph.cliques(edges, 9, count=True, workers=1)\n"
+        "index = pk.graph.Index({'e': edges}, shape='degree')\n"
+        "pattern = 'p(a, b, c, d, e, f, g, h, i) :- ' + ', '.join(\n"
+        "    f'e({a}, {b})' for a, b in itertools.combinations('abcdefghi', 2))\n"
+        "told = []\n"
+        "def go(behind, of):\n"
+        "    told or print('go', flush=True)\n"
+        "    told.append(behind)\n"
+        "index.count(pattern, progress=go)\n"
     )
     with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"go\n"

@@ -169,11 +169,12 @@ impl Near {
     /// Goes on until `last` wants no more, or all below the root is done.
     pub(crate) fn walk(&mut self, graph: View<'_>, last: &mut impl Last, stop: &AtomicBool) -> End {
         loop {
+            // In each turn: below two nodes there may be more than there is time for.
+            if stop.load(Ordering::Relaxed) {
+                return End::Stopped;
+            }
             if self.depth == 1 {
                 last.turn(1, self.prefix[1]);
-                if stop.load(Ordering::Relaxed) {
-                    return End::Stopped;
-                }
                 let Some(place) = self.places.next() else { return End::Done };
                 self.prefix[1] = self.nodes[place];
                 if self.size == 3 {

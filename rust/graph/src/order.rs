@@ -7,7 +7,7 @@
 
 use crate::error::GraphError;
 use crate::index::Index;
-use crate::pattern::Pattern;
+use crate::pattern::{Atom, Pattern};
 
 /// Most attributes for which every order is tried.
 pub const EXHAUSTIVE: usize = 7;
@@ -27,6 +27,17 @@ struct Facts {
     nodes: f64,
     /// By atom: forward and reverse.
     atoms: Vec<[Lists; 2]>,
+    /// By atom: whether the index has no reverse lists of its relation.
+    one_way: Vec<bool>,
+}
+
+impl Facts {
+    /// Whether `next` can be bound after `bound`; `any` also by lists that the index does not have.
+    fn can_follow(&self, pattern: &Pattern, bound: &[usize], next: usize, any: bool) -> bool {
+        let backwards = |(atom, one_way): (&Atom, &bool)| *one_way && atom.from == next && bound.contains(&atom.to);
+        (bound.is_empty() || joined(pattern, bound, next))
+            && (any || !pattern.body.iter().zip(&self.one_way).any(backwards))
+    }
 }
 
 /// The order to bind the attributes of `pattern` in, as numbers of variables.
@@ -89,7 +100,9 @@ fn facts(index: &Index, pattern: &Pattern) -> Facts {
     let known = known.collect::<Vec<_>>();
     let of = |name: &str| index.relations.iter().position(|relation| relation.name == name);
     let atoms = pattern.body.iter().map(|atom| of(&atom.relation).map_or([Lists::default(); 2], |at| known[at]));
-    Facts { nodes: (index.nodes() as f64).max(1.0), atoms: atoms.collect() }
+    let one_way = |atom: &Atom| of(&atom.relation).is_some_and(|at| index.relations[at].reverse.is_none());
+    let one_way = pattern.body.iter().map(one_way).collect();
+    Facts { nodes: (index.nodes() as f64).max(1.0), atoms: atoms.collect(), one_way }
 }
 
 /// Lists met when `next` is bound after `bound`; the factor by which prefixes grow, and the length of the shortest list.
@@ -114,24 +127,37 @@ fn level(facts: &Facts, pattern: &Pattern, bound: &[usize], next: usize) -> (f64
     (kept * facts.nodes, shortest)
 }
 
+/// Where no order does with the lists that there are, the cheapest of all, which says what is missing.
 fn cheapest(facts: &Facts, pattern: &Pattern) -> Vec<usize> {
+    let found = [false, true].into_iter().find_map(|any| {
+        if pattern.variables.len() > EXHAUSTIVE {
+            return step_by_step(facts, pattern, any);
+        }
+        let mut best = (f64::INFINITY, Vec::new());
+        extend(facts, pattern, &mut Vec::new(), 1.0, 0.0, any, &mut best);
+        (!best.1.is_empty()).then_some(best.1)
+    });
+    found.expect("a pattern is connected")
+}
+
+/// The cheapest next attribute each time, from the first beginning from which that leads to an end.
+fn step_by_step(facts: &Facts, pattern: &Pattern, any: bool) -> Option<Vec<usize>> {
     let all = pattern.variables.len();
-    let mut best = (f64::INFINITY, Vec::new());
-    if all <= EXHAUSTIVE {
-        extend(facts, pattern, &mut Vec::new(), 1.0, 0.0, &mut best);
-        return best.1;
-    }
-    let mut bound: Vec<usize> = Vec::new();
-    while bound.len() < all {
-        let open = (0..all).filter(|next| !bound.contains(next));
-        let open = open.filter(|&next| bound.is_empty() || joined(pattern, &bound, next));
-        let next = open.min_by(|&a, &b| {
-            let cost = |next| level(facts, pattern, &bound, next);
-            cost(a).partial_cmp(&cost(b)).unwrap_or(std::cmp::Ordering::Equal)
-        });
-        bound.push(next.expect("a pattern is connected"));
-    }
-    bound
+    let cheaper = |bound: &[usize], a: usize, b: usize| {
+        let cost = |next| level(facts, pattern, bound, next);
+        cost(a).partial_cmp(&cost(b)).unwrap_or(std::cmp::Ordering::Equal)
+    };
+    let mut first: Vec<usize> = (0..all).collect();
+    first.sort_by(|&a, &b| cheaper(&[], a, b));
+    first.into_iter().find_map(|first| {
+        let mut bound = vec![first];
+        while bound.len() < all {
+            let open = (0..all).filter(|next| !bound.contains(next));
+            let open = open.filter(|&next| facts.can_follow(pattern, &bound, next, any));
+            bound.push(open.min_by(|&a, &b| cheaper(&bound, a, b))?);
+        }
+        Some(bound)
+    })
 }
 
 fn extend(
@@ -140,6 +166,7 @@ fn extend(
     bound: &mut Vec<usize>,
     prefixes: f64,
     cost: f64,
+    any: bool,
     best: &mut (f64, Vec<usize>),
 ) {
     // The first of equal orders stays, which is the order of the text.
@@ -150,12 +177,12 @@ fn extend(
         return;
     }
     for next in 0..pattern.variables.len() {
-        if bound.contains(&next) || (!bound.is_empty() && !joined(pattern, bound, next)) {
+        if bound.contains(&next) || !facts.can_follow(pattern, bound, next, any) {
             continue;
         }
         let (growth, shortest) = level(facts, pattern, bound, next);
         bound.push(next);
-        extend(facts, pattern, bound, prefixes * growth, cost + prefixes * shortest, best);
+        extend(facts, pattern, bound, prefixes * growth, cost + prefixes * shortest, any, best);
         bound.pop();
     }
 }

@@ -164,7 +164,7 @@ impl Search {
             let node = candidates[level.at];
             self.levels[depth].at += 1;
             self.prefix[depth] = node;
-            if depth == 1 && stop.load(Ordering::Relaxed) {
+            if stop.load(Ordering::Relaxed) {
                 self.levels[depth].at -= 1;
                 return true;
             }
@@ -320,7 +320,7 @@ impl Search {
         let mut found = 0;
         let many = self.levels[depth].get(views).len();
         for at in 0..many {
-            if depth == 1 && stop.load(Ordering::Relaxed) {
+            if stop.load(Ordering::Relaxed) {
                 return None;
             }
             self.prefix[depth] = self.levels[depth].get(views)[at];

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use penstock_graph::cliques::{self, Orientation};
 use penstock_graph::crew::{self, Crew, Matches};
 use penstock_graph::units::{self, Cursor};
-use penstock_graph::{Builder, Index, Loops, Pattern, Query, Repeats, Rows, Search, Unit, file};
+use penstock_graph::{Builder, GraphError, Index, Loops, Pattern, Query, Repeats, Rows, Search, Unit, file};
 use proptest::prelude::*;
 
 type Edges = Vec<(u64, u64)>;
@@ -286,6 +286,32 @@ fn what_does_not_fit_the_relations_is_told() {
     assert!(query(path, Some(&["a", "b"])).contains("leaves out \"c\""));
     assert!(query(path, Some(&["a", "a", "b", "c"])).contains("named twice"));
     assert!(query(path, Some(&["a", "x"])).contains("no variable \"x\""));
+}
+
+/// Whatever would be cheaper with reverse lists.
+#[test]
+fn an_index_of_one_direction_answers_what_it_can() {
+    let star = |hubs: u64| (0..1_000_u64).map(move |leaf| (leaf, 2_000 + leaf % hubs)).unzip::<_, _, Vec<_>, Vec<_>>();
+    let index = |hubs: u64| {
+        let mut builder = Builder::numbers();
+        let (from, to) = star(hubs);
+        builder.numbers_in("e", &from, &to).unwrap();
+        Arc::new(builder.finish_forward().unwrap())
+    };
+    let count = |text: &str, hubs: u64| {
+        let query = Query::new(index(hubs), &Pattern::parse(text).unwrap(), None)?;
+        Ok::<_, GraphError>(Search::new(&query, Unit::whole(&query)).count(&AtomicBool::new(false)).unwrap())
+    };
+    assert_eq!(count("p(a, b) :- e(a, b)", 1).unwrap(), 1_000);
+    // A path of two: from its middle nothing leads back.
+    assert_eq!(count("p(a, b, c) :- e(a, b), e(b, c)", 1).unwrap(), 0);
+    // More attributes than all orders are compared of.
+    assert_eq!(
+        count("p(a, b, c, d, f, g, h, i) :- e(a, b), e(a, c), e(a, d), e(a, f), e(a, g), e(a, h), e(a, i)", 7).unwrap(),
+        1_000
+    );
+    let error = count("p(a, b, c) :- e(a, c), e(b, c)", 1).unwrap_err().to_string();
+    assert!(error.contains("backwards, and the index has only the other direction"), "{error}");
 }
 
 #[test]

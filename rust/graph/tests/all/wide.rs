@@ -1,8 +1,9 @@
 //! Cliques below roots with many neighbours: rows of several words, cut by units and batches, and roots with too many.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use penstock_graph::crew::{self, Crew, Matches};
 use penstock_graph::units::{self, Cursor};
@@ -126,5 +127,52 @@ fn roots_with_more_neighbours_than_rows_are_made_for() {
         let found = rows(&Matches::start(&query, &crew).unwrap().map(Result::unwrap).collect::<Vec<_>>());
         assert_eq!(crew::count(&query, &crew).unwrap().count as usize, wanted.len());
         assert!(found == wanted);
+    }
+}
+
+/// Below the first pair of nodes there is more than there is time for: no row, one of 16 nodes with 15 kinds of them, or far too many.
+#[test]
+fn a_search_stops_wherever_it_is() {
+    let later = |keep: fn(u32, u32) -> bool| -> Sets {
+        (0..300).map(|from| (from + 1..300).filter(|to| keep(from, *to)).collect()).collect()
+    };
+    let (all, kinds) = (later(|_, _| true), later(|from, to| from % 15 != to % 15));
+    // Of two relations: not by neighbourhoods of roots, but list by list.
+    let by_lists = |sets: &Sets, size: usize| -> Query {
+        let mut builder = Builder::numbers();
+        for (from, set) in sets.iter().enumerate() {
+            let (from, to): (Vec<_>, Vec<_>) = set.iter().map(|to| (from as u64, u64::from(*to))).unzip();
+            builder.numbers_in("e", &from, &to).unwrap();
+            builder.numbers_in("f", &from, &to).unwrap();
+        }
+        let mut pattern = cliques::pattern("e", size).unwrap();
+        pattern.body[0].relation = "f".into();
+        let order = pattern.variables.iter().map(String::as_str).collect::<Vec<_>>();
+        let query = Query::new(Arc::new(builder.finish().unwrap()), &pattern, Some(&order)).unwrap();
+        assert!(!query.is_clique());
+        query
+    };
+    for (query, counts) in [
+        (query(&all, 12), true),
+        (query(&kinds, 16), true),
+        (query(&kinds, 16), false),
+        (by_lists(&all, 12), true),
+        (by_lists(&kinds, 16), false),
+    ] {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, heard) = mpsc::channel();
+        let seen = stop.clone();
+        std::thread::spawn(move || {
+            let mut search = Search::new(&query, Unit::whole(&query));
+            let goes_on = match counts {
+                true => search.count(&seen).is_none(),
+                false => search.fill(&mut Rows::new(&query), 1_000, &seen),
+            };
+            told.send(goes_on && !search.is_done()).unwrap();
+        });
+        // It has long begun then; that it has not ended is what makes it worth a stop.
+        assert_eq!(heard.recv_timeout(Duration::from_millis(200)), Err(mpsc::RecvTimeoutError::Timeout));
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(true), "counts: {counts}");
     }
 }

@@ -169,9 +169,13 @@ impl GraphSearch {
 
 impl Drop for GraphSearch {
     fn drop(&mut self) {
+        let work = self.work.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if !self.owner.is_here() {
             // Its threads exist in the parent only: nothing to join here.
-            std::mem::forget(self.work.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            std::mem::forget(work);
+        } else if work.is_some() {
+            // Joining them takes a moment, in which others may run.
+            Python::attach(|py| py.detach(|| drop(work)));
         }
     }
 }
