@@ -11,7 +11,7 @@ import pytest
 
 import penstock as pk
 from penstock.dataflow import Worker
-from penstock.errors import ConfigError, DataflowError, GraphError, ProgramError, WorkerLost
+from penstock.errors import ClosedError, ConfigError, DataflowError, GraphError, ProgramError, WorkerLost
 
 #: Two workers: threads, or processes that tell each other all they tell over TCP.
 _SHAPES = pytest.mark.parametrize(
@@ -299,3 +299,70 @@ def test_an_error_of_a_joiner_in_another_process_is_raised() -> None:
     with pytest.raises(ProgramError, match="worker 2 raised ValueError: enough") as failed:
         pk.execute(program, workers=1, processes=2, join=1)
     assert failed.value.worker == 2
+
+
+@_SHAPES
+def test_what_its_peer_had_closed_takes_nothing_of_a_joiner(shape: dict[str, int]) -> None:
+    def program(worker: Worker) -> Any:
+        with worker.dataflow("numbers") as scope:
+            numbers, _ = scope.input()
+        log, barrier = worker.sequencer(), worker.barrier()
+        if worker.index == 2:
+            worker.bootstrap()
+            for use in (lambda: log.push("x"), lambda: numbers.send([1]), lambda: numbers.advance_to(9), barrier.wait):
+                with pytest.raises(ClosedError, match="takes nothing"):
+                    use()
+            with pytest.raises(ClosedError, match="it has no time"):
+                _ = numbers.time
+            return True
+        worker.bootstrap()
+        if worker.index == 0:
+            for handle in (log, numbers, barrier):
+                handle.close()
+            worker.step()
+            worker.admit()
+        while worker.peers < 3:
+            worker.step_or_park()
+        return False
+
+    assert pk.execute(program, **shape, join=1) == [False, False, True]
+
+
+@_SHAPES
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("raise", "worker [12] raised ValueError: enough"),
+        ("send", r"send before bootstrap\(\), at a worker that joins"),
+    ],
+)
+def test_a_joiner_that_fails_before_it_has_a_place_is_waited_for_by_nobody(
+    shape: dict[str, int], how: str, says: str
+) -> None:
+    def program(worker: Worker) -> None:
+        numbers, _, _ = _numbers(worker)
+        founders = shape["workers"] * shape.get("processes", 1)
+        if worker.index == founders and how == "raise":
+            raise ValueError("enough")
+        numbers.send([1])
+        worker.bootstrap()
+        if worker.index == 0:
+            worker.admit()
+        while worker.peers == founders:
+            worker.step_or_park()
+
+    with pytest.raises((ProgramError, DataflowError), match=says):
+        pk.execute(program, **shape, join=1)
+
+
+def test_a_barrier_tells_how_many_there_are() -> None:
+    def program(worker: Worker) -> int:
+        barrier = worker.barrier()
+        if not worker.bootstrap():
+            worker.admit()
+            while worker.peers < 2:
+                # Its own arrival is enough as long as it is alone.
+                barrier.wait()
+        return worker.peers
+
+    assert pk.execute(program, workers=1, join=1) == [2, 2]

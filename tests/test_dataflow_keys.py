@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from examples_support import examples
-from penstock import errors
+from penstock import _native, errors
 from penstock.dataflow import Worker
 
 
@@ -98,6 +99,25 @@ def test_a_key_without_a_stable_hash_is_refused(key: Any) -> None:
 
     with pytest.raises(errors.UserFunctionError, match="has no hash that is the same in every process"):
         pk.execute(program, workers=2)
+
+
+@dataclasses.dataclass
+class _Peer:
+    peer: Any = None
+
+
+def test_a_key_without_an_end_is_refused() -> None:
+    one = _Peer()
+    one.peer = _Peer(one)
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = (deep,)
+    for key in (one, deep):
+        with pytest.raises(TypeError, match="nested more than 100 deep, or refers to itself"):
+            _native.hash_keys([key])
+    assert _native.hash_keys([_Peer(_Peer(((1,),)))]) == _native.hash_keys([_Peer(_Peer(((True,),)))])
+    while isinstance(deep, tuple):  # not all of it at once, when it goes
+        deep = deep[0]
 
 
 def test_a_missing_column_and_a_key_of_the_wrong_kind_are_named() -> None:

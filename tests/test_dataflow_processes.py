@@ -20,7 +20,7 @@ import pytest
 
 import penstock as pk
 from penstock import _children, _mesh, errors
-from penstock.dataflow import Worker, run_here
+from penstock.dataflow import Worker, run_here, run_workers
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "fox", "ends"]
 
@@ -325,6 +325,47 @@ def _pair(first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
 def test_processes_meet_when_they_agree() -> None:
     secret = secrets.token_bytes(32)
     assert _pair({"key": secret}, {"key": secret}) == [1, 1]
+
+
+def test_the_main_thread_learns_that_what_it_sent_was_taken() -> None:
+    """Though nothing comes of it: the other worker's input stands still."""
+    secret, listeners = secrets.token_bytes(32), [_mesh.listen(), _mesh.listen()]
+    addresses = [listener.address for listener in listeners]
+
+    def parts(worker: Worker) -> tuple[Any, Any]:
+        with worker.dataflow() as scope:
+            blobs, stream = scope.input()
+            stream.exchange(lambda blob: 1).inspect(lambda *_: None)
+        return blobs, worker.barrier()
+
+    def far(worker: Worker) -> None:
+        _, barrier = parts(worker)
+        barrier.wait()
+
+    def near(worker: Worker) -> int:
+        blobs, barrier = parts(worker)
+        blobs.advance_to(1)
+        sent = 0
+        while not worker.is_congested:
+            blobs.send([bytes(1 << 20)])
+            worker.step()
+            sent += 1
+        while worker.is_congested:
+            worker.step_or_park()
+        blobs.close()
+        barrier.wait()
+        return sent
+
+    def other() -> None:
+        with listeners[1].connect(1, addresses, secret) as seats:
+            run_workers(seats, far)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with listeners[0].connect(0, addresses, secret) as seats:
+        assert run_here(seats, near) > 1
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_strangers_are_refused() -> None:

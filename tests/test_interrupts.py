@@ -48,6 +48,10 @@ def summed(total: int, x: int) -> tuple[int, list[int]]:
     return total + x, [total + x]
 
 
+def odd(x: int) -> int:
+    return x % 2
+
+
 def generated(count: int) -> Iterator[int]:
     yield from range(count)
 
@@ -76,8 +80,24 @@ TWICE = [0, 2, 4, 6, 8]
             ),
             [0, 1, 3, 6, 10, 10],
         ),
+        (
+            lambda: ordered.Pipeline([ordered.partitioned(summed, key=odd, initial=0)]).run(
+                range(5), mode="threads", workers=2, chunk=2
+            ),
+            [0, 1, 2, 4, 6],
+        ),
     ],
-    ids=["inline", "inline-live", "auto", "errors", "pipeline", "threads", "threads-live", "threads-state"],
+    ids=[
+        "inline",
+        "inline-live",
+        "auto",
+        "errors",
+        "pipeline",
+        "threads",
+        "threads-live",
+        "threads-state",
+        "threads-key",
+    ],
 )
 def test_an_interrupt_at_any_instruction_costs_nothing(
     run: Callable[[], Any], expected: list[Any], request: pytest.FixtureRequest

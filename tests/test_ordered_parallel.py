@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import errors, ordered
+from penstock.ordered._chunk import Chunk, Failure
 from penstock.ordered._driver import _open
 from penstock.ordered._operators import compile_steps
 from penstock.ordered._parallel import Parallel
@@ -844,3 +845,37 @@ def test_as_many_workers_as_pass_the_check_can_be_had(workers: int) -> None:
     run.close()
     with pytest.raises(errors.ConfigError, match="1024"):
         check_options(1025, None, None, "processes", None, None)
+
+
+def test_a_function_of_keys_may_look_at_its_run() -> None:
+    runs: list[Any] = []
+
+    def key(item: int) -> int:
+        if runs:
+            assert [step.name for step in runs[0].stats().steps] == ["partitioned add"]
+        return item % 2
+
+    def add(total: int, item: int) -> tuple[int, list[int]]:
+        return total + item, [total + item]
+
+    runs.append(
+        ordered.Pipeline([ordered.partitioned(add, key=key, initial=0)]).run(range(200), mode="threads", workers=2)
+    )
+    wanted = [sum(range(item % 2, item + 1, 2)) for item in range(200)]
+    assert list(runs[0]) == wanted
+
+
+def test_items_that_fail_keep_no_run_from_processes() -> None:
+    with contextlib.closing(pk.ordered_map(risky, range(8), workers=2)) as results:
+        driver = results._driver
+        chunk = Chunk(0, 0, [Failure(Boom())] * 2)
+        chunk.failed = 2
+        driver._prepare(chunk)
+        assert driver._starting is None and driver._chooser.processes
+        chunk = Chunk(1, 2, [Failure(Boom()), 5])
+        chunk.failed = 1
+        driver._prepare(chunk)
+        assert driver._starting is not None
+        starting = driver._starting
+        eventually(lambda: starting.ready or bool(starting.why))
+        assert not starting.why

@@ -241,6 +241,8 @@ def _supervise(children: list[_Child], start: float, joins: _Joins) -> list[Fail
                     joined = None
                 if joined is not None:
                     selector.register(joined.pipe.socket, selectors.EVENT_READ, joined)
+            if give_up is None and connected:
+                limit = None  # all have come, the last one just now
             if limit is not None and time.monotonic() >= limit:
                 if give_up is None:
                     failures += [child.failure(_late(child)) for child in children if child.address is None]

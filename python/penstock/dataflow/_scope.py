@@ -80,6 +80,8 @@ class Scope:
 
         The logic runs once when the dataflow starts and then whenever it was asked to by `Output`'s operator; it
         sends with the capability and drops it when it is done. For what the program has at hand, `input` is simpler.
+        At a worker that joins a run the capability is good for nothing: sources of this kind speak at those that a run
+        begins with, `input` at all.
 
         Examples
         --------

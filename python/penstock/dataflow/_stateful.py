@@ -152,7 +152,9 @@ class _Router:
         #: With the numbers of the workers that gave them.
         self._commands: dict[int, tuple[Capability, list[tuple[int, Any]]]] = {}
         self._moves: list[tuple[int, Capability, list[tuple[int, int]]]] = []
-        self._items: list[tuple[Capability, int, list[Any]]] = []
+        #: What waits for the owners of its time, and those times as a heap.
+        self._items: dict[int, list[tuple[Capability, int, list[Any]]]] = {}
+        self._times: list[int] = []
 
     def start(self, capability: Capability) -> Callable[..., None]:
         """The constructor of F."""
@@ -169,17 +171,20 @@ class _Router:
             self._compile(frontiers, control)
         for side in range(self._sides):
             for capability, block in inputs[side]:
-                self._items.append((capability, side, block))
-        waiting = []
-        for capability, side, block in self._items:
-            if control is not None and frontiers.less_equal(capability.time, control):
-                waiting.append((capability, side, block))
-                continue
-            output.send(capability, self._route(capability.time, side, block))
-        self._items = waiting
+                if control is None:
+                    output.send(capability, self._route(capability.time, side, block))
+                    continue
+                time = capability.time
+                if time not in self._items:
+                    self._items[time] = []
+                    heapq.heappush(self._times, time)
+                self._items[time].append((capability, side, block))
+        while self._times and control is not None and not frontiers.less_equal(self._times[0], control):
+            for capability, side, block in self._items.pop(heapq.heappop(self._times)):
+                output.send(capability, self._route(capability.time, side, block))
         self._move(output, frontiers)
         lowest = [time for side in range(self._sides) for time in frontiers.frontier(side)]
-        lowest += [capability.time for capability, _, _ in waiting]
+        lowest += self._times[:1]
         while len(self._maps) > 1 and (not lowest or self._maps[1][0] <= min(lowest)):
             del self._maps[0]
 

@@ -186,6 +186,9 @@ def collect_outcomes(
             # Who comes when all is finished has nothing to tell.
             if not (late and isinstance(error, ClosedError) and entered and not entered[0]._joined):
                 outcomes[index] = Failure(index, seats.process, error)
+                if late:
+                    # Others may wait for it to take part.
+                    seats.stop(f"worker {index}, which was to join, has failed: {error}")
 
     def found(seat: int) -> None:
         try:

@@ -56,7 +56,7 @@ class Worker:
 
         False at those that the run began with, for which nothing happens, and where workers are fixed. A worker that
         joins waits until it has all progress and gets data, and then stands, at each of its inputs, at the time of one
-        of its peers: True.
+        of its peers: True. An input, barrier or sequencer that this peer had closed by then is closed here, too.
 
         Raises
         ------
@@ -64,6 +64,8 @@ class Worker:
             When it built other dataflows than its peers. They hear nothing of it.
         ClosedError
             When it comes when all dataflows are finished.
+        DataflowError
+            When it called this later than a minute after it was let in, and others did not wait.
 
         Examples
         --------

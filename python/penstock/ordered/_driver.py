@@ -358,10 +358,10 @@ class Driver:
             return
         starting = self._starting
         if starting is None:
-            if chunk.failed:
-                self._chooser.no_processes("a result is an exception")
-                return
-            self._starting = starting = Starting(self.steps, self.options.workers, chunk.values[:16])
+            results = [value for value in chunk.values if type(value) is not Failure]
+            if chunk.failed and not results:
+                return  # another chunk has some to try
+            self._starting = starting = Starting(self.steps, self.options.workers, results[:16])
         starting.begin()
         if starting.why:
             self._chooser.no_processes(starting.why)

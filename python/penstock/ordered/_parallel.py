@@ -62,6 +62,10 @@ def _in_context(chunk: Chunk, call: Callable[..., Any], argument: Any) -> Any:
     return chunk.context.copy().run(call, argument)
 
 
+def _as_it_is(worker: int, chunk: Chunk) -> Chunk:
+    return chunk
+
+
 class Parallel:
     """See `driver.Engine`.
 
@@ -90,8 +94,13 @@ class Parallel:
             keyed = any(isinstance(operator, Keyed) and operator.forgets for operator in operators)
             more = (_CHUNKS - 1) * options.workers if keyed else max(1, options.workers // 2)
             self.threads += min(more, MOST_WORKERS - options.workers)
+        specs = [self._spec(place, operator) for place, operator in enumerate(operators)]
+        # Chunks are cut by keys where the operator before is done. Before the first that is the thread of the caller,
+        # which holds the entry meanwhile: no function of users runs there, who may look at the run, or interrupt it.
+        self._before = [{"kind": "stateless", "name": "to the keys", "call": _as_it_is}]
+        self._before = self._before if specs[0]["kind"] == "partitioned" else []
         self._run = _native.OrderedRun(
-            [self._spec(place, operator) for place, operator in enumerate(operators)],
+            [*self._before, *specs],
             workers=self.threads,
             in_flight=_CHUNKS * options.workers,
             scheduler=options.scheduler,
@@ -200,7 +209,7 @@ class Parallel:
 
     def stats(self) -> list[dict[str, Any]]:
         """Counts per operator."""
-        return self._run.stats()
+        return self._run.stats()[len(self._before) :]
 
     def close(self, limit: float | None = None) -> None:
         """End all work: what is under way is waited for, at most `limit` seconds; then it is interrupted."""

@@ -134,6 +134,9 @@ impl Barrier {
         if worker.index() != owner {
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
+        if self.input.is_void() {
+            return Err(CoordError::Ended { what, worker: owner });
+        }
         if self.input.has_ended() {
             // A stopped worker has dropped its dataflows as well: say why it stopped.
             worker.step()?;

@@ -49,6 +49,16 @@ pub enum CoordError {
         /// Worker that it belongs to.
         worker: usize,
     },
+    /// The worker that let this one join had closed its own handle, or this one leaves.
+    #[error(
+        "the {what} of worker {worker} takes nothing: the worker that let it join had closed its own by then, or it leaves"
+    )]
+    Ended {
+        /// `barrier` or `sequencer`.
+        what: &'static str,
+        /// Worker that it belongs to.
+        worker: usize,
+    },
     /// A handle was used with another worker than the one that it was made for.
     #[error("the {what} belongs to worker {owner} and was used with worker {worker}")]
     OtherWorker {

@@ -221,7 +221,8 @@ impl<T> Sequencer<T> {
     /// one block.
     ///
     /// # Errors
-    /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped; nothing happens.
+    /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped, [`CoordError::Ended`] at a joiner
+    /// whose peer had closed its own; nothing happens.
     pub fn push(&mut self, element: T) -> Result<(), CoordError> {
         let (what, worker) = ("sequencer", self.owner);
         if self.shared.closing.get() {
@@ -229,6 +230,9 @@ impl<T> Sequencer<T> {
         }
         if !self.shared.alive.get() {
             return Err(CoordError::Gone { what, worker });
+        }
+        if self.shared.input.borrow().as_ref().is_some_and(InputHandle::is_void) {
+            return Err(CoordError::Ended { what, worker });
         }
         let mut pushed = self.shared.pushed.borrow_mut();
         if pushed.is_empty() {

@@ -75,6 +75,17 @@ impl<T: Timestamp, D> InputHandle<T, D> {
         !self.family.alive.get() || !self.held.is_good()
     }
 
+    /// Whether this worker takes part, and this input can send nothing though its dataflow goes on: the worker that let this one join had
+    /// ended its own, or this one leaves.
+    pub fn is_void(&self) -> bool {
+        self.family.alive.get() && !self.held.is_good() && !self.is_early()
+    }
+
+    /// Whether this worker joins and has not taken its place: see [`Worker::bootstrap`](crate::Worker::bootstrap).
+    pub fn is_early(&self) -> bool {
+        self.core.membership().is_some_and(|membership| membership.is_outside())
+    }
+
     /// Whether to send nothing now: see [`Worker::is_congested`](crate::Worker::is_congested).
     pub fn is_congested(&self) -> bool {
         self.core.endpoint().is_congested()

@@ -83,7 +83,9 @@ fn closed(what: &str) -> PyErr {
 fn raise(py: Python<'_>, error: &CoordError, post: &Post) -> PyErr {
     match error {
         CoordError::Worker(cause) => post.raise(py, cause),
-        CoordError::Closed { .. } | CoordError::Gone { .. } => errors::raise(Kind::Closed, &error.to_string()),
+        CoordError::Closed { .. } | CoordError::Gone { .. } | CoordError::Ended { .. } => {
+            errors::raise(Kind::Closed, &error.to_string())
+        }
         _ => errors::raise(Kind::Dataflow, &error.to_string()),
     }
 }
@@ -108,7 +110,9 @@ fn wait<X: 'static, R: Send>(
             if let Err(error) = post.watch(worker, home) {
                 return Slice::Done(Err(CoordError::Worker(error)));
             }
-            Slice::Done(slice(value, worker, wait))
+            let outcome = slice(value, worker, wait);
+            post.stepped(worker);
+            Slice::Done(outcome)
         });
         match outcome {
             Some(Slice::Done(Err(CoordError::Timeout { round, .. }))) => {

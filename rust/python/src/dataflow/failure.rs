@@ -37,9 +37,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
             facts.set_item("dataflow", dataflow)?;
             facts.set_item("worker", worker)
         }),
-        Error::Member { fault: MemberFault::Over | MemberFault::Withdrawn, .. } => {
-            errors::raise(Kind::Closed, &message)
-        }
+        Error::Member { fault: MemberFault::Over, .. } => errors::raise(Kind::Closed, &message),
         Error::Protocol { .. } => errors::raise(Kind::Protocol, &message),
         Error::WrongCapability { .. } => errors::raise(Kind::Capability, &message),
         Error::TooLarge { .. } => errors::raise(Kind::Block, &message),

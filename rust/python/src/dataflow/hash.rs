@@ -8,6 +8,7 @@
 use std::fmt::Write as _;
 
 use penstock_plan::{NULL_HASH, hash_bytes, hash_int};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -18,8 +19,20 @@ pub(crate) fn hash_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
     keys.iter().map(|key| of(&key)).collect()
 }
 
+/// How deep a key may be nested. One that refers to itself has no end.
+const DEEPEST: usize = 100;
+
 /// The hash of a key.
 pub(crate) fn of(key: &Bound<'_, PyAny>) -> PyResult<u64> {
+    at(key, 0)
+}
+
+fn at(key: &Bound<'_, PyAny>, depth: usize) -> PyResult<u64> {
+    if depth > DEEPEST {
+        return Err(PyTypeError::new_err(format!(
+            "a key that is nested more than {DEEPEST} deep, or refers to itself, has no hash: return a part of it"
+        )));
+    }
     static PLAIN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let Ok(text) = key.cast_exact::<PyString>() {
         // Text that is not UTF-8 (a lone surrogate) has no Arrow form; its escaped one is as stable.
@@ -53,14 +66,14 @@ pub(crate) fn of(key: &Bound<'_, PyAny>) -> PyResult<u64> {
         let mut bytes = Vec::with_capacity(8 * tuple.len() + 1);
         bytes.push(b'(');
         for part in tuple.iter_borrowed() {
-            bytes.extend_from_slice(&of(&part)?.to_le_bytes());
+            bytes.extend_from_slice(&at(&part, depth + 1)?.to_le_bytes());
         }
         return Ok(hash_bytes(&bytes));
     }
     let py = key.py();
     let plain =
         PLAIN.get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock._keys")?.getattr("plain")?.unbind()))?;
-    of(&plain.bind(py).call1((key,))?)
+    at(&plain.bind(py).call1((key,))?, depth + 1)
 }
 
 /// A float: as the int that it equals, else by its bits.

@@ -51,6 +51,11 @@ fn closed(doing: &str) -> PyErr {
     errors::raise(Kind::Closed, &format!("{doing} on an input that is closed: nothing can come after its end"))
 }
 
+fn void(doing: &str) -> PyErr {
+    let why = "the worker that let this one join had closed its own by then, or this one leaves";
+    errors::raise(Kind::Closed, &format!("{doing} on an input that takes nothing: {why}"))
+}
+
 #[pymethods]
 impl DataflowInput {
     /// Sends a block at the current time.
@@ -59,10 +64,17 @@ impl DataflowInput {
         let block = Block::from_python(block)?;
         let mut input = state.input.borrow_mut();
         let input = input.as_mut().ok_or_else(|| closed("send"))?;
-        if let Some(block) = block {
-            each!(input, input => input.try_send(block).map_err(|error| errors::raise(Kind::Closed, &error.to_string())))?;
-        }
-        Ok(())
+        let Some(block) = block else { return Ok(()) };
+        each!(input, input => {
+            if input.is_void() {
+                return Err(void("send"));
+            }
+            let early = input.is_early();
+            input.try_send(block).map_err(|error| match early {
+                true => errors::raise(Kind::Dataflow, "send before bootstrap(), at a worker that joins: it has no place yet"),
+                false => errors::raise(Kind::Closed, &error.to_string()),
+            })
+        })
     }
 
     /// Moves to a later time: nothing more comes before it.
@@ -72,6 +84,9 @@ impl DataflowInput {
         let mut input = state.input.borrow_mut();
         let input = input.as_mut().ok_or_else(|| closed("advance_to"))?;
         each!(input, input => {
+            if input.is_void() {
+                return Err(void("advance_to"));
+            }
             let time = Time::from_coordinates(&time);
             input.advance_to(time).map_err(|error| backward(py, "an input", &error.held, &error.asked, state.depth))
         })
@@ -82,7 +97,11 @@ impl DataflowInput {
     fn time<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let state = self.key.get(py)?;
         let input = state.input.borrow();
-        input.as_ref().map(|input| each!(input, input => to_python(py, input.time(), state.depth))).transpose()
+        let Some(input) = input.as_ref() else { return Ok(None) };
+        each!(input, input => match input.is_void() {
+            true => Ok(None),
+            false => to_python(py, input.time(), state.depth).map(Some),
+        })
     }
 
     /// Ends the input. Again: nothing.

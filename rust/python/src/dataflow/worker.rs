@@ -233,6 +233,8 @@ pub(crate) struct Post {
     /// It is on the thread that hears signals.
     pub(crate) main: bool,
     signal: Arc<StopSignal>,
+    /// How many workers there were after the last step.
+    peers: Arc<AtomicUsize>,
 }
 
 impl Post {
@@ -246,9 +248,16 @@ impl Post {
         Ok(())
     }
 
-    /// The exception of what ended this worker; from now on its program has heard of it.
+    /// A step, or several, have been done.
+    pub(crate) fn stepped(&self, worker: &Worker) {
+        self.peers.store(worker.peers(), Ordering::Relaxed);
+    }
+
+    /// The exception of an error; where it ended this worker, its program has heard of that from now on.
     pub(crate) fn raise(&self, py: Python<'_>, error: &Error) -> PyErr {
-        locked(py, &self.signal.heard, |heard| heard.push(self.index));
+        if !matches!(error, Error::Member { .. }) {
+            locked(py, &self.signal.heard, |heard| heard.push(self.index));
+        }
         failure::raise(py, error, self.index)
     }
 }
@@ -257,8 +266,6 @@ impl Post {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct DataflowWorker {
     address: Address,
-    /// As of the last step.
-    peers: AtomicUsize,
     post: Post,
 }
 
@@ -268,15 +275,15 @@ impl DataflowWorker {
         let mut worker = Worker::new(endpoint);
         lock(&signal.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
-        let post = Post { index, main, signal };
-        DataflowWorker { address: Home::open(worker, site), peers: AtomicUsize::new(peers), post }
+        let post = Post { index, main, signal, peers: Arc::new(AtomicUsize::new(peers)) };
+        DataflowWorker { address: Home::open(worker, site), post }
     }
 
     /// One step, and what it means for the program: whether one of its dataflows is unfinished.
     fn step_here(&self, worker: &mut Worker, home: &Home) -> Result<bool, Error> {
         self.post.watch(worker, home)?;
         worker.step()?;
-        self.peers.store(worker.peers(), Ordering::Relaxed);
+        self.post.stepped(worker);
         self.post.watch(worker, home)?;
         Ok(worker.dataflows() > home.site.own())
     }
@@ -312,14 +319,18 @@ impl DataflowWorker {
     fn pump(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<bool> {
         drop(self.address.home(py, "Worker")?);
         let idle = |worker: &Worker, home: &Home| worker.dataflows() > home.site.own() && !worker.has_work();
+        // That a peer has taken what was sent is no work, but what a program may wait for.
+        let congested = AtomicBool::new(false);
         let wait = |wait: Option<Duration>, last: bool| {
             self.address.away(|worker, home| {
+                congested.fetch_or(worker.is_congested(), Ordering::Relaxed);
                 let waits = idle(worker, home) && !self.post.signal.is_stopped();
                 if waits {
                     worker.park(wait);
                     home.sweep();
                 }
-                let over = waits && idle(worker, home) && !self.post.signal.is_stopped();
+                let goes_on = congested.load(Ordering::Relaxed) && !worker.is_congested();
+                let over = waits && idle(worker, home) && !self.post.signal.is_stopped() && !goes_on;
                 (last || !over).then(|| self.step_here(worker, home))
             })
         };
@@ -346,7 +357,7 @@ impl DataflowWorker {
     /// How many workers there were after the last step.
     #[getter]
     fn peers(&self) -> usize {
-        self.peers.load(Ordering::Relaxed)
+        self.post.peers.load(Ordering::Relaxed)
     }
 
     /// Takes its place, once all dataflows are built: true at a worker that joins a run, which waits for it.
@@ -355,7 +366,7 @@ impl DataflowWorker {
             loop {
                 self.post.signal.obey(worker);
                 if let Some(joined) = worker.try_bootstrap()? {
-                    self.peers.store(worker.peers(), Ordering::Relaxed);
+                    self.post.stepped(worker);
                     return Ok(joined);
                 }
                 worker.park(Some(JOIN_TICK));
