@@ -661,6 +661,23 @@ def test_turns_go_by_number_whoever_asks_first() -> None:
         thread.join()
 
 
+def test_turns_wait_for_no_more_callers_than_there_are() -> None:
+    turns = Turns(1)
+    turns.begin(5, callers=32)
+    told: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    threads = [threading.Thread(target=lambda n=n: told.put((n, turns.take(n, 0)))) for n in (7, 6)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        eventually(lambda number=number: turns._asked == number)
+    assert told.empty()  # of 32 one may bring 5
+    turns.limit_callers(2)
+    assert told.get(timeout=60) == (6, 0)
+    turns.close()
+    assert told.get(timeout=60) == (7, -1)
+    for thread in threads:
+        thread.join()
+
+
 class Asking:
     """Threads that ask for turns at one operator, each with a part ``(number, partition)``."""
 

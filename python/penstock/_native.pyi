@@ -613,7 +613,7 @@ class DataflowStream:
     def broadcast(self, name: str) -> DataflowStream:
         """Every block to every worker."""
 
-    def probe(self) -> DataflowProbe:
+    def probe(self, wake: DataflowPorts | None = None) -> DataflowProbe:
         """A view of this stream's frontier."""
 
     def enter(self, inner: DataflowScope) -> DataflowStream:
@@ -1163,6 +1163,10 @@ class OrderedRun:
     ) -> Self: ...
     def try_push(self, object: Any, bytes: int) -> bool:
         """Hand an object over; False when there is no room."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads work for it: fewer than were asked for where no more could be started, none at first."""
 
     def pull(self, timeout: float | None = None) -> Any | None:
         """The next object in order; None when there is none within `timeout` seconds, or somebody nudged.

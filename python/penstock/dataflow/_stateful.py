@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.dataflow._functions import failed, keys_of, name_of, refused_key
-from penstock.dataflow._operator import Capability, Frontiers, Input, Output
+from penstock.dataflow._handles import Probe
+from penstock.dataflow._operator import Capability, Frontiers, Input, Output, wrap
 from penstock.errors import ConfigError, GraphError, TimeError
 
 if TYPE_CHECKING:
     from penstock import _native
-    from penstock.dataflow._handles import Probe
 
 __all__ = ["Bin", "Fold", "machine", "routed", "stateful"]
 
@@ -145,7 +145,8 @@ class _Router:
         self._bits = bits
         self._index, self._peers = place
         self._bins = bins
-        #: What S has finished; made behind this.
+        #: This operator, and what S has finished, which wakes it; made behind this.
+        self.ports: _native.DataflowPorts | None = None
         self.probe: Probe | None = None
         #: From when on which owners hold.
         self._maps: list[tuple[int, list[int]]] = [(-1, [bin % self._peers for bin in range(1 << bits)])]
@@ -182,7 +183,7 @@ class _Router:
         while self._times and control is not None and not frontiers.less_equal(self._times[0], control):
             for capability, side, block in self._items.pop(heapq.heappop(self._times)):
                 output.send(capability, self._route(capability.time, side, block))
-        self._move(output, frontiers)
+        self._move(output)
         lowest = [time for side in range(self._sides) for time in frontiers.frontier(side)]
         lowest += self._times[:1]
         while len(self._maps) > 1 and (not lowest or self._maps[1][0] <= min(lowest)):
@@ -219,14 +220,11 @@ class _Router:
         bins = [code >> shift for code in hashes] if self._bits else [0] * len(hashes)
         return [(owners[bin], side, bin, item) for bin, item in zip(bins, block, strict=True)]
 
-    def _move(self, output: Output, frontiers: Frontiers) -> None:
+    def _move(self, output: Output) -> None:
         while self._moves:
             time, capability, leaving = self._moves[0]
             assert self.probe is not None and self._bins is not None
             if self.probe.less_than(time):
-                # The frontiers of items say when there is more to see; behind them S alone does.
-                if not any(frontiers.less_than(time, side) for side in range(self._sides)):
-                    frontiers.activate()
                 return
             for bin, to in leaving:
                 if bin in self._bins:
@@ -339,7 +337,7 @@ def stateful(
     router, parts = _routing(step, streams, keys, control, bits, bins)
     state = _State(step, folds, bins)
     made = parts.scope.operator([parts], state.start, name=step)
-    router.probe = made.probe()
+    router.probe = Probe(made._native.probe(None if control is None else router.ports))
     native: _native.DataflowStream = made._native
     return native
 
@@ -398,5 +396,11 @@ def _routing(
     index = native.index
     told = None if control is None else control.map_blocks(lambda block: [(index, command) for command in block])
     inputs = [*streams, *([] if told is None else [told.broadcast()])]
-    parts = scope.operator(inputs, router.start, name=step)
-    return router, type(parts)(parts._native.exchange_owners(f"{step}, exchange"), parts.scope)
+    logic = wrap(step, router.start, len(inputs))
+
+    def construct(ports: _native.DataflowPorts, capability: _native.DataflowCapability) -> Callable[[], None]:
+        router.ports = ports
+        return logic(ports, capability)
+
+    made = native.operator(step, [stream._native for stream in inputs], construct)
+    return router, type(streams[0])(made.exchange_owners(f"{step}, exchange"), scope)

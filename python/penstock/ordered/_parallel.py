@@ -108,6 +108,8 @@ class Parallel:
         )
         #: Hand a chunk of about so many bytes over, whether there is room; and end the wait of `pull`.
         self.push, self.nudge = self._run.try_push, self._run.nudge
+        #: Whether the pool knows how many threads there are.
+        self._counted = pool is None
 
     def _spec(self, place: int, operator: Operator) -> dict[str, Any]:
         if not isinstance(operator, Keyed):
@@ -184,6 +186,11 @@ class Parallel:
 
     def pull(self, box: list[Any], wait: bool) -> None:
         """Put the next finished chunk into the box, or None: with `wait` after a nudge, or a part of the timeout."""
+        if not self._counted and (threads := self._run.threads):
+            # Started with the first chunk; fewer than were asked for where the system allows no more.
+            assert self._pool is not None
+            self._pool.limit_callers(threads)
+            self._counted = True
         timeout = self._options.timeout
         if not wait or timeout is None or self._pool is not None:
             caught(box, self._run.pull, None if wait else 0.0)

@@ -226,6 +226,10 @@ class Pool:
         """
         self._turns.begin(number, callers)
 
+    def limit_callers(self, callers: int) -> None:
+        """No more threads ask than these: where a process may start no more, fewer come than were told to `begin`."""
+        self._turns.limit_callers(callers)
+
     def split(self, place: int, operator: Any, chunk: Chunk) -> list[Any]:
         """The parts of a chunk, each of which comes to `keyed`."""
         parts: list[Any] = operator.split(chunk)

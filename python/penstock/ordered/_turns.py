@@ -85,6 +85,12 @@ class Turns:
             self._first, self._callers = number, callers
             self._operators.clear()
 
+    def limit_callers(self, callers: int) -> None:
+        """No more threads ask at a time than these."""
+        with self._lock:
+            self._callers = min(self._callers, callers)
+            self._grant()
+
     def announce(self, number: int, operator: int, partitions: Iterable[int]) -> None:
         """These are the parts of a chunk at an operator that takes it by partition."""
         with self._lock:

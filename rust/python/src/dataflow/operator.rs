@@ -152,6 +152,13 @@ pub(crate) struct DataflowPorts {
     key: Key<PortsState>,
 }
 
+impl DataflowPorts {
+    /// What has the operator run.
+    pub(crate) fn activator(&self, py: Python<'_>) -> PyResult<Activator> {
+        Ok(each!(&self.key.get(py)?.ports, ports => ports.activator.clone()))
+    }
+}
+
 #[pymethods]
 impl DataflowPorts {
     /// The next block of an input as ``(capability, block)``; None when there is none now.

@@ -15,7 +15,7 @@ use super::bounded::{self, DataflowGate};
 use super::exchange::{Spread, exchange};
 use super::home::{Address, Key};
 use super::input::{DataflowInput, InputState};
-use super::operator::build;
+use super::operator::{DataflowPorts, build};
 use super::probe::{DataflowProbe, ProbeState};
 use super::time::{Level, Nest, Pair, Time, both, each, lift, to_python};
 use crate::errors::{self, Kind};
@@ -279,12 +279,17 @@ impl DataflowStream {
         self.spread(py, name, Spread::Broadcast)
     }
 
-    /// A view of this stream's frontier.
-    fn probe(&self, py: Python<'_>) -> PyResult<DataflowProbe> {
+    /// A view of this stream's frontier. The operator of `wake` runs whenever it moves.
+    #[pyo3(signature = (wake=None))]
+    fn probe(&self, py: Python<'_>, wake: Option<&Bound<'_, DataflowPorts>>) -> PyResult<DataflowProbe> {
         let state = self.state(py)?;
+        let wake = wake.map(|ports| ports.get().activator(py)).transpose()?;
         let probe = lift!(&state.stream, stream => {
             let mut handle = ProbeHandle::new();
-            stream.probe_with(&mut handle);
+            match wake {
+                Some(wake) => stream.probe_waking(&mut handle, wake),
+                None => stream.probe_with(&mut handle),
+            };
             handle
         });
         Ok(DataflowProbe::new(self.key.address(), ProbeState { probe, depth: state.depth }))

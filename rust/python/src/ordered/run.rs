@@ -85,6 +85,13 @@ impl OrderedRun {
         Ok(py.detach(move || run.try_push(given).is_ok()))
     }
 
+    /// How many threads work for it: fewer than were asked for where no more could be started, none before the first object.
+    #[getter]
+    fn threads(&self, py: Python<'_>) -> PyResult<usize> {
+        let run = self.running(py)?;
+        Ok(py.detach(move || run.stats().threads))
+    }
+
     /// The next object in order; None when there is none within `timeout` seconds, or somebody nudged.
     #[pyo3(signature = (timeout=None))]
     fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
