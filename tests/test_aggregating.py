@@ -322,6 +322,18 @@ def test_keys_that_an_epoch_touched_move_with_their_bin() -> None:
     assert held.call.end_epoch([moved], None, None, 0) == []
 
 
+def test_what_finish_gives_may_be_in_pieces() -> None:
+    """As pyarrow makes it of more than 2 GiB of text."""
+
+    class Pieces(Seen):
+        def finish(self, states: list[Any]) -> Any:
+            return pa.table({"n": pa.chunked_array([[n] for n, _ in states])})
+
+    rows = pa.table({"k": [key % 5 for key in range(50)], "v": range(50)})
+    flow = pk.Flow(rows.schema).key_by("k").aggregate(Pieces(), schema="n bigint", columns=["v"])
+    assert sorted(flow.collect(rows).to_pylist(), key=str) == [{"k": key, "n": 10} for key in range(5)]
+
+
 def test_hosts_decide_when_it_speaks() -> None:
     flow, rows = flow_of(), table([(1, 0.5, 0, 3), (1, 0.5, 1, 4)])
     assert [call["emit"] for call in flow.to_plan()[1] + flow.to_plan(streaming=True)[1]] == ["final", "update"]

@@ -233,11 +233,11 @@ class AggregateCall:
             for item in self._due(bin, after_us, ended):
                 found.append(item)
                 if len(found) == _FINISH:
-                    out.append(self._finished(bins, found))
+                    out += self._finished(bins, found)
                     found = []
             bin.touched = {}
         if found:
-            out.append(self._finished(bins, found))
+            out += self._finished(bins, found)
         return out
 
     def _due(
@@ -268,7 +268,7 @@ class AggregateCall:
 
     def _finished(
         self, bins: Sequence[AggregateBin], found: list[tuple[tuple[Any, ...], Window, Any]]
-    ) -> pa.RecordBatch:
+    ) -> list[pa.RecordBatch]:
         if self._stopped():
             raise BrokenOff
         try:
@@ -295,9 +295,10 @@ class AggregateCall:
         ):
             columns[name] = pa.array(values, kind)
         for name in table.column_names:
-            columns[name] = table.column(name).combine_chunks()
-        chunked = pa.table(columns).combine_chunks().to_batches()
-        return chunked[0]
+            columns[name] = table.column(name)
+        # Not of one piece: of texts there may be more than one column holds.
+        made_of: list[pa.RecordBatch] = pa.table(columns).to_batches()
+        return made_of
 
     def _grouped(
         self, batch: pa.RecordBatch, counts: Sequence[int]

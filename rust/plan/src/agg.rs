@@ -365,7 +365,7 @@ impl Aggregator {
         if let (Some((at, _)), Some((converter, _))) = (&self.spec.by, &self.rows) {
             let by = column::one_zero(batch.column(*at))?;
             let nulls = some(by.logical_nulls());
-            return Ok(Input::Ordered(converter.convert_columns(&[by, Arc::clone(array)])?, nulls));
+            return Ok(Input::Ordered(converter.convert_columns(&[by, column::one_nan(array)?])?, nulls));
         }
         Ok(match self.spec.kind {
             Kind::Moments | Kind::Histogram(_) => Input::Float(numbers(array)?, nulls),
@@ -395,7 +395,7 @@ impl Aggregator {
             Kind::Float => Input::Float(floats(array), nulls),
             Kind::Bytes { .. } => match (&self.rows, ByteColumn::of(array)) {
                 (Some((converter, _)), _) => {
-                    Input::Ordered(converter.convert_columns(std::slice::from_ref(array))?, nulls)
+                    Input::Ordered(converter.convert_columns(&[column::one_nan(array)?])?, nulls)
                 }
                 (None, column) => Input::Bytes(column.expect("bytes or a converter: decided in new"), nulls),
             },

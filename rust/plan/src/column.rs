@@ -25,11 +25,29 @@ pub(crate) struct Codes {
 /// The column with one zero and one NaN: -0.0 becomes 0.0 and any NaN the usual one, so that values that are equal to users are equal as
 /// bytes. Other columns, and those that need no change, are shared.
 pub(crate) fn one_zero(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    unified(array, true)
+}
+
+/// The column with one NaN, which is above all numbers wherever it came from: some have a sign. Zeros stay as they are.
+pub(crate) fn one_nan(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    unified(array, false)
+}
+
+fn unified(array: &ArrayRef, zeros: bool) -> Result<ArrayRef, ArrowError> {
     // Adding 0.0 turns -0.0 into 0.0 and leaves every other number.
     macro_rules! floats {
         ($kind:ty, $zero:expr, $nan:expr) => {{
             let column = array.as_primitive::<$kind>();
-            let plain = |v: <$kind as ArrowPrimitiveType>::Native| if v.is_nan() { $nan } else { v + $zero };
+            let plain = |v: <$kind as ArrowPrimitiveType>::Native| match v.is_nan() {
+                true => $nan,
+                false => {
+                    if zeros {
+                        v + $zero
+                    } else {
+                        v
+                    }
+                }
+            };
             match column.values().iter().all(|&v| v.to_bits() == plain(v).to_bits()) {
                 true => Arc::clone(array),
                 false => Arc::new(column.unary::<_, $kind>(plain)),
@@ -43,7 +61,10 @@ pub(crate) fn one_zero(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
         DataType::Float64 => floats!(Float64Type, 0.0, f64::NAN),
         nested if nested.is_nested() && has_floats(nested) => {
             let data = array.to_data();
-            let children = data.child_data().iter().map(|child| Ok(one_zero(&make_array(child.clone()))?.to_data()));
+            let children = data.child_data().iter().map(|child| {
+                let child = make_array(child.clone());
+                Ok(unified(&child, zeros)?.to_data())
+            });
             let children = children.collect::<Result<Vec<_>, ArrowError>>()?;
             make_array(data.into_builder().child_data(children).build()?)
         }
@@ -335,6 +356,9 @@ mod tests {
         assert_eq!((bits(0), bits(2), bits(3)), (0, f64::NAN.to_bits(), (-1.5f64).to_bits()));
         assert!(plain.is_null(1));
         assert!(Arc::ptr_eq(&one_zero(&plain).unwrap(), &plain), "nothing to change, nothing copied");
+        let zeros = one_nan(&column).unwrap();
+        let bits = |at: usize| zeros.as_primitive::<Float64Type>().value(at).to_bits();
+        assert_eq!((bits(0), bits(2)), ((-0.0f64).to_bits(), f64::NAN.to_bits()));
         let list = |value| -> ArrayRef {
             Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>([None, Some([Some(1.0), Some(value)])]))
         };

@@ -162,8 +162,12 @@ impl Join {
             how => vec![how.name().to_owned()],
         };
         if let Some((lower, upper)) = self.within {
-            let times = self.sides.iter().filter_map(|side| side.time.as_ref()).map(|time| time.column.to_string());
-            let times: Vec<String> = times.collect();
+            // By their places in state, which has the same columns whatever else is read of a source.
+            let place = |side: &Joined| {
+                let column = side.time.as_ref()?.column;
+                side.kept.iter().position(|kept| *kept == column)
+            };
+            let times: Vec<String> = self.sides.iter().filter_map(place).map(|at| at.to_string()).collect();
             words.push(match (&self.until, &self.windows) {
                 (Some(until), _) => format!("until column {}", until.column),
                 (None, Some(windows)) => {

@@ -81,14 +81,20 @@ impl Plan {
                             }
                         }
                     }
-                    for origin in &inlet.from {
-                        let known = match *origin {
-                            Origin::Source(number) => &mut of_source[number],
-                            Origin::Stage(number) => &mut of_stage[number],
-                        };
+                    let mut extend = |known: &mut Columns| {
                         let before = known.len();
                         known.extend(&asked);
                         grown |= known.len() > before;
+                    };
+                    for origin in &inlet.from {
+                        extend(match *origin {
+                            Origin::Source(number) => &mut of_source[number],
+                            Origin::Stage(number) => &mut of_stage[number],
+                        });
+                    }
+                    if passes(at) {
+                        // What one of those that meet here is read of anyway comes out of it, for others to know.
+                        extend(&mut of_stage[at]);
                     }
                 }
             }

@@ -120,6 +120,51 @@ fn columns_without_nulls_are_read_since_a_null_is_an_error() {
     assert_eq!(read(&Plan::compile(spec).unwrap(), false), ["k v w"]);
 }
 
+/// A union that another one takes has what its own sources are read of anyway.
+#[test]
+fn a_union_of_a_union_is_read_alike() {
+    let count = |inputs: &str| {
+        format!(
+            r#"{{"op":"key_by","columns":["k"]{inputs}}},{{"op":"agg","emit":"final","aggs":[{{"name":"n","fn":"count"}}]}}"#
+        )
+    };
+    // 0, 1, 2: sources, of which the first two have a column without nulls. 3: those two. 4: all. 5, 6 and 7, 8: counts. 9: both.
+    let steps = [
+        r#"{"op":"union","inputs":[0,1]}"#.into(),
+        r#"{"op":"union","inputs":[3,2]}"#.into(),
+        count(r#","inputs":[4]"#),
+        count(r#","inputs":[3]"#),
+        r#"{"op":"union","inputs":[6,8]}"#.into(),
+    ];
+    let mut spec = plan(&["", "", ""], &steps.join(",")).spec().clone();
+    for source in &mut spec.sources[..2] {
+        let wide = schema();
+        let fields = wide.fields().iter().map(|field| field.as_ref().clone().with_nullable(field.name() != "w"));
+        source.schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+    }
+    let plan = Plan::compile(spec).unwrap();
+    assert_eq!(read(&plan, false), ["k w", "k w", "k w"]);
+    Plan::compile(plan.narrowed(false)).unwrap();
+}
+
+/// State is the same whatever is read: of joins that only ask whether there is a row their right side is less than the whole.
+#[test]
+fn state_of_filter_joins_is_that_of_the_whole_plan() {
+    for how in ["semi", "anti", "inner", "left"] {
+        for more in [r#","within":[-5,5]"#, r#","until":"v""#, ""] {
+            let join = format!(
+                r#"{{"op":"join","left":["k"],"right":["w"],"how":"{how}","inputs":[0,1],"suffix":"_r"{more}}}"#
+            );
+            let whole = plan(&[TIMED, TIMED], &join);
+            let kept = |plan: &Plan| plan.keyed().map(|op| op.kept().types()).collect::<Vec<_>>();
+            for late in [false, true] {
+                let narrowed = Plan::compile(whole.narrowed(late)).unwrap();
+                assert_eq!(kept(&narrowed), kept(&whole), "{how}{more}, late: {late}");
+            }
+        }
+    }
+}
+
 /// A graph of wide sources: they meet, are filtered by each other, and summed.
 fn random_graph(random: &mut Random) -> Plan {
     let sources = 1 + random.below(3) as usize;
