@@ -177,6 +177,8 @@ fn drain<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core
     };
     let mut pour = || -> Result<(), ClusterError> {
         session.answer(&Ok(json!({ "ok": true, "member": core.member })))?;
+        // A sink may take its time for each row, and reads no more until then: that is not what silence is.
+        session.set_write_timeout(None)?;
         let mut encoder = Encoder::new(&schema)?;
         for rows in &*blocks {
             match read(rows) {

@@ -64,7 +64,9 @@ fn dial<H: Host>(
         member: peer.id,
     };
     let context = serde_json::to_value(context).expect("names and numbers are JSON");
-    Session::dial_mesh(&peer.address, &core.keys, MESH_SCOPE, &context, limits, limits.handshake_time)
+    // Who insisted until a crowded peer took the call still waits for its answer.
+    let patience = (limits.handshake_time, limits.handshake_time);
+    Session::dial_mesh(&peer.address, &core.keys, MESH_SCOPE, &context, limits, patience)
 }
 
 fn lost(process: usize, peer: &Peer, error: ClusterError) -> Failure {

@@ -191,19 +191,20 @@ impl Session {
         Ok(alive.is_answered(&wire.receive()?))
     }
 
-    /// Dials for a connection of a mesh and gives its socket away once the other end has answered, all of which has `patience`.
+    /// Dials for a connection of a mesh and gives its socket away once the other end has answered, all of which has `patience`, and the answer
+    /// at least so long from when the call was taken.
     pub(crate) fn dial_mesh(
         address: &str,
         keys: &Keys,
         scope: &str,
         context: &Value,
         limits: &Limits,
-        patience: Duration,
+        (patience, least): (Duration, Duration),
     ) -> Result<Stream, ClusterError> {
         let deadline = Instant::now() + patience;
         let mut session = Self::dial(address, keys, Role::Mesh, scope, context, limits)?;
         let left = deadline.saturating_duration_since(Instant::now());
-        session.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        session.set_read_timeout(Some(left.max(least).max(Duration::from_millis(1))))?;
         session.receive_answer()?;
         session.into_stream()
     }
@@ -303,6 +304,11 @@ impl Session {
     /// From now on a read that gets nothing for this long fails; None waits for ever.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> Result<(), ClusterError> {
         self.stream.socket().set_read_timeout(timeout).map_err(ClusterError::io("prepare a socket"))
+    }
+
+    /// From now on a write of which nothing is taken for this long fails; None waits for ever.
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> Result<(), ClusterError> {
+        self.stream.socket().set_write_timeout(timeout).map_err(ClusterError::io("prepare a socket"))
     }
 
     /// Whether what goes over it is encrypted.

@@ -377,7 +377,7 @@ fn reach(
         let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
         let limits =
             Limits { connect_time, dial_time, handshake_time: left.min(limits.handshake_time), ..limits.clone() };
-        match Session::dial_mesh(address, keys, MESH_SCOPE, &context, &limits, left) {
+        match Session::dial_mesh(address, keys, MESH_SCOPE, &context, &limits, (left, Duration::ZERO)) {
             Err(ClusterError::Handshake(HandshakeError::Timeout)) if Instant::now() < deadline => {}
             dialled => return Ok(dialled),
         }
