@@ -44,6 +44,8 @@ STRATEGIES = ("batched", "all-at-once", "fluid", "matched")
 #: Of any flow.
 _MOST_BINS = 1 << 20
 _MOST_EPOCHS = 1 << 63
+#: 30 days: what the engine's protocol counts in milliseconds of 32 bits.
+_LONGEST_PAUSE_S = 30 * 86_400.0
 
 Move = tuple[int, int]
 
@@ -223,7 +225,9 @@ class Cut:
         """
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
-        seconds = None if max_pause is None else parse_timeout(max_pause, "max_pause", least_s=0.001)
+        seconds = None
+        if max_pause is not None:
+            seconds = parse_timeout(max_pause, "max_pause", least_s=0.001, most_s=_LONGEST_PAUSE_S)
         if seconds is not None and strategy == "all-at-once":
             raise ConfigError("strategy 'all-at-once' is one step, whatever max_pause says: choose another one")
         if gap is not None and gap != "drain":

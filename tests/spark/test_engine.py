@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import decimal
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -295,6 +297,21 @@ def test_settings_are_as_before_when_the_last_of_several_threads_has_fed(cluster
     assert [session.conf.get(name) for name in settings] == larger != before
     second.__exit__(None, None, None)
     assert [session.conf.get(name) for name in settings] == before
+
+
+def test_wide_rows_beside_narrow_ones_cross_in_batches_as_spark_makes_them(cluster: Any) -> None:
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    session = cluster.newSession()
+    before = session.conf.get(setting)
+    narrow, wide = [pa.schema({"k": pa.int64()})], [pa.schema({"k": pa.int64(), "s": pa.string()})]
+    first, second = feeds.larger_batches(session, narrow), feeds.larger_batches(session, wide)
+    first.__enter__()
+    assert session.conf.get(setting) != before
+    second.__enter__()
+    assert session.conf.get(setting) == before
+    for one in (first, second):
+        one.__exit__(None, None, None)
+        assert session.conf.get(setting) == before
 
 
 @pytest.mark.parametrize(
@@ -710,6 +727,96 @@ def test_a_query_has_the_state_of_one_flow(cluster: Any, engine: pk.Engine, tmp_
     stream(cluster, tmp_path / "in", SCHEMA, alone, tmp_path / "check").awaitTermination(120)
     assert sum(row["n"] for row in sinks[0].last().values()) == 600
     engine.drop(query)
+
+
+def test_a_batch_is_given_once(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """A second part of it would be answered with the results of the first."""
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept)
+
+    def parts(df: Any, batch_id: int) -> None:
+        function(df.where("v % 2 = 0"), batch_id)
+        function(df.where("v % 2 = 1"), batch_id)
+
+    query = stream(cluster, tmp_path / "in", SCHEMA, parts, tmp_path / "check")
+    with pytest.raises(Exception, match="was given a second time"):
+        query.awaitTermination(120)
+    assert type(function.error) is EngineError and "all rows at once" in str(function.error)
+    assert list(kept.batches) == [0]
+
+    def twice(df: Any, batch_id: int) -> None:
+        for _ in range(2):  # as where a call is tried again
+            function(df, batch_id)
+
+    engine.drop(query)
+    shutil.rmtree(tmp_path / "check")
+    stream(cluster, tmp_path / "in", SCHEMA, twice, tmp_path / "check").awaitTermination(120)
+    assert state(kept) == counted(1)
+
+
+def test_what_a_sink_raises_costs_its_batch_only(cluster: Any, engine: pk.Engine) -> None:
+    """Also an exception that is its own cause, and text that UTF-8 does not have."""
+    fail: list[BaseException] = [ValueError("cut \ud83d off"), ValueError("again")]
+    kept = Kept()
+
+    def sink(df: Any, batch_id: int) -> None:
+        if fail:
+            error = fail.pop()
+            raise error from error
+        kept(df, batch_id)
+
+    function = engine.foreach_batch(COUNTS, sink, name="raises")
+    for says in ("again", "cut"):
+        with pytest.raises(ValueError, match=says):
+            function(numbers(cluster, 0), 0)
+    function(numbers(cluster, 0), np.int64(0))
+    assert state(kept) == counted(1)
+    for wrong in (-1, True, "1", 1.5, 1 << 64):
+        with pytest.raises(ConfigError, match="an int of at least 0"):
+            function(numbers(cluster, 1), wrong)
+    with pytest.raises(ConfigError, match="max_pause"):
+        engine.migrate(to=[0] * 256, strategy="fluid", max_pause=1e7)
+    function(numbers(cluster, 1), 1)
+    assert state(kept) == counted(2)
+
+
+def test_a_batch_that_spark_plans_anew_is_done_anew(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """Its offsets were removed, and now it has other rows; the engine is the one that did it before."""
+    kept, check = Kept(), tmp_path / "check"
+    function = engine.foreach_batch(COUNTS, kept)
+    for batch in range(2):
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+        stream(cluster, tmp_path / "in", SCHEMA, function, check).awaitTermination(120)
+    assert state(kept) == counted(2)
+    for folder in ("offsets", "commits", "sources/0"):
+        (check / folder / "1").unlink()
+        (check / folder / ".1.crc").unlink(missing_ok=True)
+    for batch in (1, 2):
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch, rows=900))
+    # As beside any engine: its sink has had other rows of it, and that stands in the checkpoint.
+    with pytest.raises(Exception, match="batch 1 had 600 rows when its sink was called, and now it has 900"):
+        stream(cluster, tmp_path / "in", SCHEMA, function, check).awaitTermination(120)
+    for note in (check / "_penstock").glob(f"shown-{1:020}-*"):
+        note.unlink()
+    stream(cluster, tmp_path / "in", SCHEMA, function, check).awaitTermination(120)
+    assert sum(n for n, _ in state(kept).values()) == 600 + 900 + 900 and max(kept.batches) == 2
+
+
+def test_threads_of_a_sink_that_are_no_spark_query_are_told(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    function = engine.foreach_batch(COUNTS, Kept(), name="aside")
+
+    def aside(df: Any, batch_id: int) -> None:
+        thread = threading.Thread(target=function, args=(df, batch_id))
+        thread.start()
+        thread.join()
+
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    stream(cluster, tmp_path / "in", SCHEMA, aside, tmp_path / "check").awaitTermination(120)
+    assert "pyspark.InheritableThread" in caplog.text
+    assert function.query_id is not None and function.query_id.startswith("direct-")
 
 
 def test_a_sink_that_asks_for_its_own_query_is_told(cluster: Any, engine: pk.Engine) -> None:

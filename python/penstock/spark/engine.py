@@ -274,14 +274,15 @@ class Engine:
         with self._lock:
             self._state = "closing"
         interrupted: BaseException | None = None
+        # A move of autobalance may wait for a function that hangs, until the executor has ended.
         looking = (
-            self._end_autobalance,
+            self._stop_autobalance,
             self._end_scrape,
             self._ended.close,
             self._end_commits,
             self._end_decommissions,
         )
-        for end in (*looking, self._end_executor, self._end_residents, self._end_hub):
+        for end in (*looking, self._end_executor, self._end_autobalance, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
                     end()
@@ -905,6 +906,10 @@ class Engine:
             self._autobalance = Autobalance(Balanced(self), rules, self.name)
             return self._autobalance.start()
 
+    def _stop_autobalance(self) -> None:
+        if self._autobalance is not None:
+            self._autobalance.stop()
+
     def _end_autobalance(self) -> None:
         if self._autobalance is not None:
             self._autobalance.close()
@@ -948,7 +953,8 @@ class Engine:
         sc = self._spark.sparkContext
         found = present(sc, capacity(sc))
         # One slot is for the queries' own tasks.
-        free = 1 << 12 if found.slots is None else max(0, found.slots - 1 - sum(held_slots(sc).values()))
+        most = 1 << 12
+        free = most if found.slots is None else min(most, max(0, found.slots - 1 - sum(held_slots(sc).values())))
         return self._rescales.ask(workers, free, found.setting)
 
     def owners(self, query: Any = None) -> list[list[int]]:

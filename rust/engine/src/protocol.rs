@@ -364,6 +364,9 @@ pub enum Event {
         epoch: u64,
         /// Spark's own time of the batch, milliseconds: durable before the call.
         clock_ms: i64,
+        /// The same where Spark has told it: then a batch of another time is another batch, planned anew.
+        #[serde(default)]
+        planned_ms: Option<i64>,
         /// The last batch in Spark's commit log.
         committed: Option<u64>,
     },

@@ -6,13 +6,14 @@ Owns: which Spark query a function serves, and telling a query that was stopped 
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._storage import OWN_FOLDER, Storage, open_storage
-from penstock.errors import EngineError
+from penstock.errors import ConfigError, EngineError
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.query import Abandoned, described
 from penstock.spark._engine.stream import Stream
@@ -46,6 +47,28 @@ class Host(Protocol):
     _commits: Commits | None
 
     def _require_open(self) -> None: ...
+
+
+def parse_batch_id(batch_id: object) -> int:
+    """The number of a batch: an int, of numpy's as well, of at least 0.
+
+    Raises
+    ------
+    ConfigError
+        For anything else.
+
+    Examples
+    --------
+    >>> parse_batch_id(7)
+    7
+    """
+    try:
+        number = -1 if isinstance(batch_id, bool) else operator.index(batch_id)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 63:
+        raise ConfigError(f"batch_id={batch_id!r}: the number of a batch is an int of at least 0")
+    return number
 
 
 class BatchFunction:
@@ -87,12 +110,13 @@ class BatchFunction:
         self._returned: tuple[tuple[str, str | None], int] | None = None
         self.query_id: str | None = None
         self.error: BaseException | None = None
+        self._told_direct = False
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Run one batch; see `Engine.foreach_batch` for what it raises."""
         self.error = None
         try:
-            self._run(df, batch_id)
+            self._run(df, parse_batch_id(batch_id))
         except BaseException as error:
             self.error = error
             raise
@@ -120,6 +144,9 @@ class BatchFunction:
             jvm: Any = sc._jvm
             self._threads = jvm.java.lang.Thread
         thread = None if query_id == self._direct else self._threads.currentThread()
+        if thread is None and not self._told_direct:
+            self._told_direct = True
+            self._tell_direct(df, name)
         if thread is not None:
             engine._ended.saw(query_id, thread)
             engine._commits.facts(query_id).active()  # that of this run is known when it has ended
@@ -146,6 +173,21 @@ class BatchFunction:
             failure.__cause__ = failure.__context__ = None
             failure.__suppress_context__ = True
         raise failure
+
+    def _tell_direct(self, df: DataFrame, name: str) -> None:
+        """Say what it means that a batch comes without Spark's query, where that is hardly meant.
+
+        A thread that a function of ``foreachBatch`` has started has none of what Spark tells its own one.
+        """
+        spark = self._engine._spark
+        same = df.sparkSession._jsparkSession.equals(spark._jsparkSession)
+        if spark.streams.active and not same:
+            log.warning(
+                "query %s: its batches come by hand, not as those of a Spark query, though some run: nobody stops them"
+                " with the query, and their state is durable nowhere. Where threads of your own call this function"
+                " within foreachBatch, start them as pyspark.InheritableThread",
+                name,
+            )
 
     def _storage(self, stream: Stream, query_id: str, name: str) -> Storage | None:
         """Where the state of the query is durable."""

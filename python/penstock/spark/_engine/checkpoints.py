@@ -52,6 +52,8 @@ class Checkpoints:
         self._storage = storage
         self._registry = registry
         self._nonce = nonce
+        #: Stores of which files could not be deleted, or notes written.
+        self._refusing: set[str] = set()
         executor.perform(
             ReadCheckpoint=self._asks("reads", self._read),
             CreateClaim=self._asks("claims", self._claim),
@@ -78,9 +80,16 @@ class Checkpoints:
     ) -> None:
         try:
             outcome: Any = {"Ok": work(storage, facts)}
+            if "ticket" not in facts:
+                self._refusing.discard(storage.url)
         except Exception as error:
             # Whatever a store raises may pass; the protocol tries again, and says in the end what it was.
-            log.info("checkpoint %s: %s", storage.url, error, exc_info=not isinstance(error, OSError))
+            # What nobody waits for is told by nobody else: the first time, until it has worked once more.
+            level = logging.INFO
+            if "ticket" not in facts and storage.url not in self._refusing:
+                self._refusing.add(storage.url)
+                level = logging.WARNING
+            log.log(level, "checkpoint %s: %s", storage.url, error, exc_info=not isinstance(error, OSError))
             outcome = {"Err": {"Unavailable": f"{storage.url}: {error}"}}
         if "ticket" in facts:
             try:

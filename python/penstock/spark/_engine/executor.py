@@ -34,6 +34,8 @@ Event = Mapping[str, Any] | str
 @dataclass
 class _Posted:
     event: Event
+    #: The same as the machine reads it.
+    text: str
     #: What it comes from, for those who want to know more than the protocol does.
     cause: Any
     #: Called when its effects have been done.
@@ -90,11 +92,15 @@ class Executor:
         ------
         EngineError
             When the machine has failed.
+        TypeError
+            For an event that is no plain data.
         """
+        # Here, where who posts hears of it. Texts of users may hold what UTF-8 cannot.
+        text = json.dumps(event, ensure_ascii=False).encode("utf-8", "replace").decode()
         with self._changed:
             if self._broken is not None:
                 raise self._broken
-            self._posted.append(_Posted(event, cause, then))
+            self._posted.append(_Posted(event, text, cause, then))
             self._changed.notify_all()
 
     def ask(self, event: Event, cause: Any = None) -> None:
@@ -146,7 +152,7 @@ class Executor:
             self._do("Begin", self._protocol.begin())
             while (posted := self._next()) is not None:
                 self.cause = posted.cause
-                self._do(posted.event, self._protocol.step(json.dumps(posted.event)))
+                self._do(posted.event, self._protocol.step(posted.text))
                 self.cause = None
                 if posted.then is not None:
                     posted.then()
@@ -161,7 +167,8 @@ class Executor:
                 now = time.monotonic()
                 if self._timers and self._timers[0][0] <= now:
                     _, ticket = heapq.heappop(self._timers)
-                    return _Posted({"Timer": {"ticket": ticket}}, None, None)
+                    event = {"Timer": {"ticket": ticket}}
+                    return _Posted(event, json.dumps(event), None, None)
                 if self._posted:
                     return self._posted.popleft()
                 if self._closing:

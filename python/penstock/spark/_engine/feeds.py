@@ -61,8 +61,9 @@ _BATCH_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: Bytes of an Arrow batch, where Spark has that setting. Unless it says no limit, Spark adds up all columns after every
 #: row: more than half of what its tasks do to bring a narrow row to Python.
 _BYTES_CONF, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1)
-#: By session of the JVM: how many feeds want larger batches now, and what its settings are without them.
-_CHANGED: dict[int, tuple[int, dict[str, str]]] = {}
+#: By session of the JVM: how many feeds want larger batches now, how many rows they have, and what its settings are
+#: without them.
+_CHANGED: dict[int, tuple[int, int, dict[str, str]]] = {}
 _CHANGING = threading.Lock()
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
@@ -306,22 +307,30 @@ def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Itera
     # One session may be used by several threads, and by handles that are not the same.
     whose = int(session._jsparkSession.hashCode())
     with _CHANGING:
-        users, had = _CHANGED.get(whose, (0, {}))
+        users, most, had = _CHANGED.get(whose, (0, 0, {}))
         if users == 0:
-            had = _enlarge(session, rows)
-        _CHANGED[whose] = users + 1, had
+            most, had = rows, _enlarge(session, rows)
+        elif rows < most and had:
+            # Too many for the rows of this one: those before it go without what their tasks have not got yet.
+            _restore(session, had)
+            most, had = 0, {}
+        _CHANGED[whose] = users + 1, most, had
     try:
         yield
     finally:
         with _CHANGING:
-            users, had = _CHANGED.pop(whose)
+            users, most, had = _CHANGED.pop(whose)
             if users > 1:
-                _CHANGED[whose] = users - 1, had
+                _CHANGED[whose] = users - 1, most, had
             else:
-                # The session may have ended meanwhile.
-                with contextlib.suppress(Exception):
-                    for name, value in had.items():
-                        session.conf.set(name, value)
+                _restore(session, had)
+
+
+def _restore(session: SparkSession, had: Mapping[str, str]) -> None:
+    # The session may have ended meanwhile.
+    with contextlib.suppress(Exception):
+        for name, value in had.items():
+            session.conf.set(name, value)
 
 
 def _enlarge(session: SparkSession, rows: int) -> dict[str, str]:

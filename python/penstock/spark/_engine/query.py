@@ -12,6 +12,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,9 @@ class Query:
         self._turn = threading.Lock()
         self._caller: int | None = None
         #: The last batch that returned: in which run of the Spark query, its number, and what it ran.
-        self._last: tuple[object, int, Program] | None = None
+        self._last: tuple[object, int, Program, weakref.ref[DataFrame]] | None = None
+        #: The last batch that was fed, and its rows.
+        self._rows: tuple[int, int] = (-1, 0)
         self._waiting: _Waiting | None = None
         #: Counts the programs: members that run another one are told.
         self._functions = 0
@@ -262,7 +265,7 @@ class Query:
         late: Late | None,
         sides: Sides | None,
         check: Check,
-        run: object = None,
+        run: tuple[str, str | None] = ("", None),
         follows: bool = False,
     ) -> None:
         """Run or re-serve one batch, with the functions of a program that fits the state.
@@ -272,7 +275,7 @@ class Query:
         has the time of another.
         """
         with self._taking_turn(check):
-            self._refuse_second(program, run, batch_id)
+            self._refuse_second(program, run, batch_id, df)
             clock = time.monotonic()
             measured = _Measured(time.time(), worked=clock)
             journal = self._setup.journal
@@ -284,17 +287,21 @@ class Query:
             def serve(facts: Mapping[str, Any]) -> Event:
                 return self._serve(df.sparkSession, facts, sink, (late, sides), measured)
 
+            clock_ms, planned_ms = self._stream.clock_ms(batch_id)
             asked = {
                 "query": self.id,
                 "epoch": batch_id,
-                "clock_ms": self._stream.clock_ms(batch_id),
+                "clock_ms": clock_ms,
+                "planned_ms": planned_ms,
                 "committed": self._stream.committed_before(batch_id),
             }
-            trigger_s = measured.started - self._stream.clock_ms(batch_id) / 1e3 if follows else 0.0
+            trigger_s = measured.started - clock_ms / 1e3 if follows else 0.0
             try:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
                 self._stream.returned(batch_id)
-                self._last = run, batch_id, program
+                if not measured.feeds and self._rows[0] == batch_id:
+                    measured.rows = self._rows[1]  # it was fed before, and is served again
+                self._last = run, batch_id, program, weakref.ref(df)
                 seconds = time.monotonic() - clock
                 phases = {
                     "trigger": max(0.0, trigger_s),
@@ -526,11 +533,19 @@ class Query:
         finally:
             self._waiting = None
 
-    def _refuse_second(self, program: Program, run: object, batch_id: int) -> None:
+    def _refuse_second(self, program: Program, run: tuple[str, str | None], batch_id: int, df: DataFrame) -> None:
         """Spark gives a run each batch once: who comes with it again, and with another flow, shares the query."""
         if self._last is None or self._last[:2] != (run, batch_id):
             return
-        other = self._last[2]
+        other, fed = self._last[2:]
+        if run[1] is not None and fed() is not df:
+            raise EngineError(
+                f"batch {batch_id} of query {self.name} ({self.id}) was given a second time, with another DataFrame,"
+                " and its results stand: an engine takes a batch once, so give it all rows at once (a union, or a flow"
+                " of several sources and pk.spark.tagged)",
+                query=self.id,
+                epoch=batch_id,
+            )
         if program is not other and not program.same_functions(other):
             raise EngineError(
                 f"batch {batch_id} of query {self.name} ({self.id}) was given to another flow in this run, and a Spark"
@@ -638,6 +653,7 @@ class Query:
             }
             self._executor.post({"Receipt": {"ticket": facts["ticket"], "receipt": told}})
         measured.rows = sum(receipt.rows for receipt in receipts)
+        self._rows = epoch, measured.rows
         return _ended("Fed", facts)
 
     def _fed(self, rows: DataFrame, task: feeds.FeedTask, again: bool) -> list[feeds.Receipt]:
@@ -763,9 +779,11 @@ def _kind(event: str, error: BaseException) -> str:
     What could not be reached or read at a member may be an echo of its loss, whoever raises it.
     """
     seen: BaseException | None = error
-    while seen is not None:
+    known: set[int] = set()
+    while seen is not None and id(seen) not in known:  # an exception may be raised from itself
         if isinstance(seen, (ProtocolError, AuthenticationError)) or any(name in str(seen) for name in _ECHOES):
             return "Echo"
+        known.add(id(seen))
         seen = seen.__cause__ or seen.__context__
     if event == "Sunk":
         return "User"

@@ -62,12 +62,14 @@ class Stream:
         """Whether Spark is known to ask for batches before those before them are committed."""
         return self._facts is not None and self._facts.asynchronous() is True
 
-    def clock_ms(self, batch_id: int) -> int:
-        """Processing time of a batch, milliseconds since 1970."""
+    def clock_ms(self, batch_id: int) -> tuple[int, int | None]:
+        """Processing time of a batch, milliseconds since 1970, and the same where Spark has told it."""
+        told = None if self._facts is None else self._facts.batch_timestamp_ms(batch_id)
+        if told is not None:
+            return told, told
         if self._clock[0] != batch_id:
-            told = None if self._facts is None else self._facts.batch_timestamp_ms(batch_id)
-            self._clock = (batch_id, int(time.time() * 1_000) if told is None else told)
-        return self._clock[1]
+            self._clock = (batch_id, int(time.time() * 1_000))
+        return self._clock[1], None
 
     def returned(self, batch_id: int) -> None:
         """A batch has returned to Spark."""

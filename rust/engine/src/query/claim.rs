@@ -10,12 +10,19 @@ use crate::protocol::{Effect, Request};
 
 impl Query {
     /// Spark calls with a batch.
-    pub(super) fn batch(&mut self, epoch: u64, clock_ms: i64, committed: Option<u64>, view: &mut View<'_>) {
+    pub(super) fn batch(
+        &mut self,
+        epoch: u64,
+        (clock_ms, planned_ms): (i64, Option<i64>),
+        committed: Option<u64>,
+        view: &mut View<'_>,
+    ) {
         if let Some(call) = &self.call {
             let error = EngineError::Busy { running: call.epoch, asked: epoch };
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
         }
-        self.call = Some(Call { what: What::Batch, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        let (what, phase) = (What::Batch, Phase::Claiming);
+        self.call = Some(Call { what, epoch, clock_ms, planned_ms, tries: 0, sink_calls: 0, phase });
         // Who keeps the log tells how far it goes: one that was put back from a copy ends before what was known here.
         self.committed = if self.program.durable { committed } else { self.committed.max(committed) };
         self.watched = None;
@@ -32,6 +39,22 @@ impl Query {
         }
         if self.program.durable && self.claim.is_none() {
             return self.read_checkpoint(1, view);
+        }
+        if std::mem::take(&mut self.reread) && self.program.durable {
+            self.start_over(view);
+            return self.read_checkpoint(1, view);
+        }
+        if self.is_planned_anew(epoch, planned_ms) {
+            // Its offsets were removed, or put back from a copy of before: what was made of it is of other rows.
+            if self.program.durable {
+                self.start_over(view);
+                return self.read_checkpoint(1, view);
+            }
+            let reason = format!(
+                "batch {epoch} was planned anew: Spark's log was put back to before it, and the state in memory is that \
+                 after it; begin again with another engine, or engine.drop the query"
+            );
+            return self.fail(EngineError::Refused(reason), view);
         }
         match self.admit(epoch) {
             Ok(()) => self.go(view),
@@ -57,7 +80,8 @@ impl Query {
             let error = EngineError::Busy { running: call.epoch, asked: epoch };
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
         }
-        self.call = Some(Call { what: What::Finish, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        let (what, phase) = (What::Finish, Phase::Claiming);
+        self.call = Some(Call { what, epoch, clock_ms, planned_ms: None, tries: 0, sink_calls: 0, phase });
         match self.status {
             Status::Finished => return self.complete(view),
             Status::Lost => {
@@ -93,6 +117,12 @@ impl Query {
             self.base = frozen.at;
             (self.shown, self.note) = (None, None);
         }
+    }
+
+    /// Whether the batch that was done last is another one than that of its number now.
+    fn is_planned_anew(&self, epoch: u64, planned_ms: Option<i64>) -> bool {
+        let last = self.frozen.as_ref().filter(|last| !last.finish && last.at.epoch == Some(epoch));
+        last.is_some_and(|last| matches!((last.planned_ms, planned_ms), (Some(then), Some(now)) if then != now))
     }
 
     /// Refuses any batch that the state does not belong to.

@@ -84,6 +84,7 @@ impl Query {
             && before != now
         {
             let note = self.note.clone();
+            self.reread = note.is_some();
             return self.fail(EngineError::NotReplayable { epoch, before: before.0, now: now.0, note }, view);
         }
         self.release(view);
@@ -155,7 +156,8 @@ impl Query {
             Ok(_) => Vec::new(),
             Err(failure) => return self.hindered(failure, view),
         };
-        let Some(Call { phase: Phase::Releasing { waiting, pieces, at, rows }, epoch, what, .. }) = &mut self.call
+        let Some(Call { phase: Phase::Releasing { waiting, pieces, at, rows }, epoch, what, planned_ms, .. }) =
+            &mut self.call
         else {
             return;
         };
@@ -175,6 +177,7 @@ impl Query {
             stamp: self.stamp,
             members: self.members.clone(),
             at: at.clone(),
+            planned_ms: *planned_ms,
             finish: *what == What::Finish,
             output: self.program.output.clone(),
             pieces: std::mem::take(pieces),

@@ -85,6 +85,8 @@ struct Frozen {
     stamp: Stamp,
     members: Vec<MemberId>,
     at: At,
+    /// Spark's time of the batch, where it told.
+    planned_ms: Option<i64>,
     finish: bool,
     /// The columns of what came out.
     output: String,
@@ -107,6 +109,7 @@ struct Call {
     what: What,
     epoch: u64,
     clock_ms: i64,
+    planned_ms: Option<i64>,
     /// Attempts that broke off.
     tries: u32,
     sink_calls: u32,
@@ -264,6 +267,8 @@ pub(crate) struct Query {
     moved: Vec<((u64, u32), Range, u32)>,
     /// Members were added or are leaving: shares are to be made equal.
     uneven: bool,
+    /// Whether somebody was asked to mend the checkpoint: it is read before the next batch.
+    reread: bool,
     /// Ranges that have moved for equal shares since the last rescale began.
     shifted: u32,
     /// The batch whose commit is watched for.
@@ -305,6 +310,7 @@ impl Query {
             turns: VecDeque::new(),
             moved: Vec::new(),
             uneven: false,
+            reread: false,
             shifted: 0,
             watched: None,
             merged: None,
@@ -399,11 +405,11 @@ impl Query {
 
     pub(crate) fn step(&mut self, event: Event, view: &mut View<'_>) {
         match event {
-            Event::Batch { epoch, clock_ms, committed, .. } => {
+            Event::Batch { epoch, clock_ms, planned_ms, committed, .. } => {
                 if self.call.as_ref().is_some_and(|call| call.what == What::Regroup) {
                     self.next = Some(event);
                 } else {
-                    self.batch(epoch, clock_ms, committed, view);
+                    self.batch(epoch, (clock_ms, planned_ms), committed, view);
                 }
             }
             Event::Finish { clock_ms, committed, .. } => {

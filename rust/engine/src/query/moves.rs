@@ -449,8 +449,15 @@ impl Query {
         }
         self.advance();
         let epoch = self.base.epoch.map_or(0, |last| last + 1);
-        self.call =
-            Some(Call { what: What::Regroup, epoch, clock_ms: 0, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        self.call = Some(Call {
+            what: What::Regroup,
+            epoch,
+            clock_ms: 0,
+            planned_ms: None,
+            tries: 0,
+            sink_calls: 0,
+            phase: Phase::Claiming,
+        });
         if let Some(last) = self.base.epoch {
             for member in self.members.clone() {
                 self.tell(member, Request::CloseEpoch { epoch: last }, view);

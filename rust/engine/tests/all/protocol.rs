@@ -78,7 +78,7 @@ impl Script {
     fn batch(&mut self, epoch: u64) -> Vec<Effect> {
         self.done.clear();
         let committed = epoch.checked_sub(1);
-        self.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, committed });
+        self.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, planned_ms: None, committed });
         std::mem::take(&mut self.done)
     }
 
@@ -580,7 +580,7 @@ fn results_of_other_columns_are_made_again_while_that_can_be() {
     script.open();
     script.batch(1);
     script.done.clear();
-    script.hear(Event::Batch { query: QUERY.into(), epoch: 1, clock_ms: 0, committed: Some(0) });
+    script.hear(Event::Batch { query: QUERY.into(), epoch: 1, clock_ms: 0, planned_ms: None, committed: Some(0) });
     assert_eq!(script.errors(), [EngineError::OtherOutput { epoch: 1 }]);
     (script.program.functions, script.program.output) = (4, "m bigint".into());
     script.open();
@@ -608,7 +608,7 @@ fn rows_of_other_columns_are_not_compared() {
         script.program.functions += 1;
         script.open();
         script.done.clear();
-        script.hear(Event::Batch { query: QUERY.into(), epoch: 0, clock_ms: 0, committed: None });
+        script.hear(Event::Batch { query: QUERY.into(), epoch: 0, clock_ms: 0, planned_ms: None, committed: None });
         feed(&mut script, hash);
         // The sink is under way when a member goes, with its part of the results.
         script.hear(Event::Stop { query: QUERY.into() });
@@ -852,7 +852,13 @@ fn a_silent_source_is_not_waited_for() {
     script.hold = vec!["Feed"];
     let mut fed = |epoch: u64, clock_ms: i64, rows: &[(u8, i64)]| {
         script.done.clear();
-        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        script.hear(Event::Batch {
+            query: QUERY.into(),
+            epoch,
+            clock_ms,
+            planned_ms: None,
+            committed: epoch.checked_sub(1),
+        });
         let ticket = script.done.iter().find_map(|effect| match effect {
             Effect::Feed { ticket, .. } => Some(*ticket),
             _ => None,
@@ -892,7 +898,13 @@ fn the_watermark_does_not_go_back_when_options_of_sources_change() {
         (script.program.lateness_us, script.program.idle_after_ms) = (lateness_us, idle_after_ms);
         script.hold = vec!["Feed"];
         script.open();
-        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        script.hear(Event::Batch {
+            query: QUERY.into(),
+            epoch,
+            clock_ms,
+            planned_ms: None,
+            committed: epoch.checked_sub(1),
+        });
         let feed = |effect: &Effect| match effect {
             Effect::Feed { ticket, .. } => Some(*ticket),
             _ => None,
@@ -1239,7 +1251,13 @@ fn the_clock_of_a_batch_is_never_before_that_of_the_batch_before() {
     let mut script = Script::new(1);
     let mut clock = |epoch: u64, clock_ms: i64| {
         script.done.clear();
-        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        script.hear(Event::Batch {
+            query: QUERY.into(),
+            epoch,
+            clock_ms,
+            planned_ms: None,
+            committed: epoch.checked_sub(1),
+        });
         script.done.iter().find_map(|effect| match effect {
             Effect::Call { request: Request::Release(release), .. } => Some(release.clock_ms),
             _ => None,
@@ -1256,10 +1274,43 @@ fn the_clock_of_a_batch_is_never_before_that_of_the_batch_before() {
 fn every_call_ends_also_of_queries_that_never_began() {
     let mut script = Script::new(1);
     let query = || "other".to_owned();
-    script.hear(Event::Batch { query: query(), epoch: 0, clock_ms: 0, committed: None });
+    script.hear(Event::Batch { query: query(), epoch: 0, clock_ms: 0, planned_ms: None, committed: None });
     script.hear(Event::Finish { query: query(), clock_ms: 0, committed: None });
     assert_eq!(script.errors(), vec![EngineError::NotRunning("has not begun"); 2]);
     script.hear(Event::Drop { query: query() });
     assert_eq!(script.done, [Effect::Dropped { query: query(), outcome: Ok(()) }]);
     assert!(completes(&script.finish(None), 0), "nothing was fed");
+}
+
+#[test]
+fn a_batch_that_is_planned_anew_is_not_answered_with_what_was_before() {
+    let batch = |script: &mut Script, epoch: u64, planned_ms: i64| {
+        script.done.clear();
+        let (clock_ms, planned_ms, committed) = (planned_ms, Some(planned_ms), epoch.checked_sub(1));
+        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, planned_ms, committed });
+        std::mem::take(&mut script.done)
+    };
+    for durable in [false, true] {
+        let mut script = if durable { Script::durable(2) } else { Script::new(2) };
+        for epoch in 0..3 {
+            assert!(completes(&batch(&mut script, epoch, 1_000 * epoch as i64), epoch));
+        }
+        let again = batch(&mut script, 2, 2_000);
+        assert!(completes(&again, 2) && !requests(&again).contains(&"Release".to_owned()), "served again: {again:?}");
+        let anew = batch(&mut script, 2, 2_500);
+        match durable {
+            true => {
+                assert!(completes(&anew, 2) && requests(&anew).contains(&"Release".to_owned()), "done again: {anew:?}");
+                assert!(completes(&batch(&mut script, 3, 3_000), 3));
+            }
+            false => {
+                script.done = anew;
+                let errors = script.errors();
+                assert!(
+                    matches!(&errors[..], [EngineError::Refused(why)] if why.contains("planned anew")),
+                    "{errors:?}"
+                );
+            }
+        }
+    }
 }

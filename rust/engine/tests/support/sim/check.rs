@@ -213,7 +213,7 @@ impl World {
                 call: Some((epoch, false)),
                 job: 1,
             });
-            world.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, committed });
+            world.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, planned_ms: None, committed });
         });
     }
 

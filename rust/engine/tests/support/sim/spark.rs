@@ -117,7 +117,7 @@ impl World {
         self.spark.runs[run].call = Some((epoch, false));
         self.reached("batch called");
         let clock_ms = if super::planted("clock from the wall") { wall } else { clock_ms };
-        self.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms, committed });
+        self.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms, planned_ms: None, committed });
     }
 
     /// Our function returns, or raises.
