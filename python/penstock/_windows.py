@@ -170,9 +170,9 @@ def session(gap: Duration) -> Window:
 
     Notes
     -----
-    Sessions are those of Spark's ``session_window``. A row is late when the watermark has reached the gap
-    after its time, whatever session it might have joined. Memory: the aggregates per open session,
-    and some 150 bytes beside them.
+    Sessions are those of Spark's ``session_window``, and so in whole microseconds: times in nanoseconds
+    are rounded down. A row is late when the watermark has reached the gap after its time, whatever
+    session it might have joined. Memory: the aggregates per open session, and some 150 bytes beside them.
 
     Examples
     --------

@@ -111,7 +111,8 @@ class Meetings(FlowBase):
         within : duration, or pair of durations, optional
             How much later than that of this flow's row the event time of the other's row may be,
             at least and at most: ``("-5s", "10s")``. One duration is both ways: ``"10s"`` is
-            ``("-10s", "10s")``. Both ends count. Without it rows meet whatever their times.
+            ``("-10s", "10s")``. Both ends count; times in nanoseconds are rounded down to microseconds, here and in
+            `until`. Without it rows meet whatever their times.
         until : str, optional
             In place of `within`: the column of this flow, of a type of event time, up to which its row
             meets rows of the other one, from its own event time on and without that time itself. Where

@@ -408,9 +408,11 @@ impl Contents {
     /// The manifest that serves who asks for the batch after `batch`, with the final epoch where that has run.
     ///
     /// # Errors
-    /// The name of one of that batch that cannot be read: taking an older attempt instead could take one that was not committed.
+    /// The name of one of that batch that cannot be read, unless it is of an older generation than one that can: taking an older attempt
+    /// instead could take one that was not committed.
     pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
         let mut best: Option<&Manifest> = None;
+        let mut unreadable: Option<(u64, &String, &FormatError)> = None;
         let prefix = format!("manifest-{batch:020}-");
         for (name, read) in &self.manifests {
             match read {
@@ -420,11 +422,22 @@ impl Contents {
                         best = Some(manifest);
                     }
                 }
-                Err(error) if name.starts_with(&prefix) => return Err((name.clone(), error.clone())),
+                Err(error) if name.starts_with(&prefix) => {
+                    // `...-GENERATION-NONCE`; of what nobody writes so, it may be the newest.
+                    let generation = name.rsplit('-').nth(1).and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
+                    if unreadable.is_none_or(|(newest, ..)| newest < generation) {
+                        unreadable = Some((generation, name, error));
+                    }
+                }
                 _ => {}
             }
         }
-        Ok(best)
+        match unreadable {
+            Some((generation, name, error)) if best.is_none_or(|best| best.generation <= generation) => {
+                Err((name.clone(), error.clone()))
+            }
+            _ => Ok(best),
+        }
     }
 
     /// What the sink of a batch has last been called with, as far as it can be read: it is a note, nothing depends on it.
@@ -565,7 +578,10 @@ mod tests {
         assert_eq!(contents.serving(4), Ok(Some(&all[2])));
         assert_eq!(contents.serving(5), Ok(Some(&all[3])));
         assert_eq!(contents.serving(6), Ok(None));
-        let damaged = manifest(4, 1, 3).name();
+        let older = (manifest(4, 1, 3).name(), Err(FormatError::Length { found: 0, expected: 22 }));
+        contents.manifests.push(older);
+        assert_eq!(contents.serving(4), Ok(Some(&all[2])), "an attempt before it came to nothing");
+        let damaged = Manifest { nonce: 8, ..manifest(4, 2, 12) }.name();
         contents.manifests.push((damaged.clone(), Err(FormatError::Foreign)));
         assert_eq!(contents.serving(4), Err((damaged, FormatError::Foreign)));
         assert!(contents.serving(5).is_ok(), "of another batch");

@@ -599,12 +599,15 @@ impl Query {
     pub(super) fn collect(&mut self, contents: &Contents, view: &mut View<'_>) {
         let Some(oldest) = self.committed.map(|committed| self.oldest(committed, view)) else { return };
         let ours = self.claim.as_ref().map(|claim| claim.number);
-        if ours != Some(contents.newest_made()) || contents.manifests.iter().any(|(_, read)| read.is_err()) {
+        let of_old = |name: &str| matches!(Named::parse(name), Some(Named::Manifest { batch }) if batch < oldest);
+        let unreadable = || contents.manifests.iter().filter(|(_, read)| read.is_err()).map(|(name, _)| name);
+        if ours != Some(contents.newest_made()) || unreadable().any(|name| !of_old(name)) {
             return; // not ours any more, or nobody knows what is needed
         }
         let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));
         let stays = |manifest: &Manifest| manifest.batch >= oldest;
-        let mut names: Vec<String> = read().filter(|(_, one)| !stays(one)).map(|(name, _)| name.clone()).collect();
+        let past = read().filter(|(_, one)| !stays(one)).map(|(name, _)| name);
+        let mut names: Vec<String> = past.chain(unreadable()).cloned().collect();
         let notes = contents.shown.iter().map(|(name, _)| name).filter(|name| match Named::parse(name) {
             Some(Named::Shown { batch }) => batch < oldest,
             _ => false,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Moving, Operator,
-    Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
+    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, FormatError, Kind, MemberId,
+    Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
 };
 
 const QUERY: &str = "q";
@@ -773,6 +773,24 @@ fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
         }
         assert!(completes(&script.batch(3), 3));
     }
+}
+
+/// As where a driver died while it wrote one, to a store that shows files before they are whole.
+#[test]
+fn a_torn_manifest_ends_the_clearing_up_until_its_batch_is_over_only() {
+    let mut script = Script::durable(2);
+    let torn = format!("manifest-{:020}-{:020}-{:016x}", 1, 1, 7);
+    for epoch in 0..7 {
+        assert!(completes(&script.batch(epoch), epoch));
+        let store = script.store.as_mut().expect("it is durable");
+        if epoch == 1 {
+            store.manifests.push((torn.clone(), Err(FormatError::Length { found: 0, expected: 22 })));
+        }
+    }
+    let store = script.store.as_ref().expect("it is durable");
+    let left: Vec<&str> = store.manifests.iter().map(|(name, _)| &name[..29]).collect();
+    assert!(!store.manifests.iter().any(|(name, _)| *name == torn), "{left:?}");
+    assert!(left.len() < 5, "{left:?}");
 }
 
 /// Who died while it took the checkpoint over has not taken it.
