@@ -200,7 +200,9 @@ where
     let control = builder.input_with(control, broadcast, vec![nowhere(), through()]);
     // What S tells comes back to F and leads nowhere, so it holds back no frontier.
     let (around, told) = scope.feedback::<Addressed<Told>>(T::Summary::default());
-    let told = builder.input_with(&told, by_address(), vec![nowhere(), nowhere()]);
+    // Nothing waits for what is told: a worker that has given all its bins away may be gone when it would hear that the last ones came.
+    let to_senders = Exchange::new(address::<T, Told>).by_index().forgetting_leavers();
+    let told = builder.input_with(&told, to_senders, vec![nowhere(), nowhere()]);
     let members = scope.clone();
     let wake_route = builder.activator();
     let mut operator = RouteOperator::new(RouteParts {

@@ -118,6 +118,8 @@ pub(crate) struct Routing<T, D> {
     encoded: fn(Vec<u8>) -> Payload,
     /// Whether the function names ids of workers, not ranks.
     by_id: bool,
+    /// Whether blocks for who takes no part are dropped.
+    forgets: bool,
 }
 
 /// Blocks stay on their worker.
@@ -141,6 +143,7 @@ pub struct Exchange<T, D, F> {
     route: F,
     encoded: fn(Vec<u8>) -> Payload,
     by_id: bool,
+    forgets: bool,
     marker: PhantomData<fn(T, D)>,
 }
 
@@ -150,7 +153,7 @@ where
 {
     /// An exchange by this routing function. A worker that does not exist stops the dataflow with [`Error::Route`].
     pub fn new(route: F) -> Self {
-        Exchange { route, encoded: Payload::Bytes, by_id: false, marker: PhantomData }
+        Exchange { route, encoded: Payload::Bytes, by_id: false, forgets: false, marker: PhantomData }
     }
 
     /// Lets the blocks of other edges go before these on their way to another process, but for a fifth. They do not count for
@@ -165,6 +168,13 @@ where
     #[must_use]
     pub fn by_index(self) -> Self {
         Exchange { by_id: true, ..self }
+    }
+
+    /// Drops what is for a worker that takes no part any more, in place of stopping the dataflow: for receipts and hints, which may still be on
+    /// their way when all that they are about is done and their receiver has left.
+    #[must_use]
+    pub fn forgetting_leavers(self) -> Self {
+        Exchange { forgets: true, ..self }
     }
 }
 
@@ -182,6 +192,7 @@ where
             decode: D::decode,
             encoded: self.encoded,
             by_id: self.by_id,
+            forgets: self.forgets,
         }))
     }
 }
@@ -214,6 +225,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
     fn push(&mut self, time: &T, block: D) {
         let Spread { name, core, channel, routing, local } = self;
         let (boxed, encode, encoded, by_id) = (routing.boxed, routing.encode, routing.encoded, routing.by_id);
+        let forgets = routing.forgets;
         let _origin = core.origin(name);
         (routing.route)(time, block, &mut |asked, piece| {
             let target = core.target(asked, by_id);
@@ -232,7 +244,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
                     encoded(bytes)
                 };
                 core.send(target, *channel, payload);
-            } else {
+            } else if !forgets {
                 core.fail(Error::Route { name: name.clone(), target: asked, peers: core.peers() });
             }
         });
