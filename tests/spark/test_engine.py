@@ -755,6 +755,26 @@ def test_a_batch_is_given_once(cluster: Any, engine: pk.Engine, tmp_path: Path) 
     assert state(kept) == counted(1)
 
 
+def test_a_batch_comes_again_in_another_run_whatever_its_jobs_are_called(
+    cluster: Any, engine: pk.Engine, tmp_path: Path
+) -> None:
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    kept, fail = Kept(), [True]
+    function = engine.foreach_batch(COUNTS, kept)
+
+    def each(df: Any, batch_id: int) -> None:
+        df.sparkSession.sparkContext.setJobGroup("etl", "as always")
+        function(df, batch_id)
+        if fail.pop():
+            raise OSError("after it")
+
+    with pytest.raises(Exception, match="after it"):
+        stream(cluster, tmp_path / "in", SCHEMA, each, tmp_path / "check").awaitTermination(120)
+    fail.append(False)
+    stream(cluster, tmp_path / "in", SCHEMA, each, tmp_path / "check").awaitTermination(120)
+    assert state(kept) == counted(1)
+
+
 def test_what_a_sink_raises_costs_its_batch_only(cluster: Any, engine: pk.Engine) -> None:
     """Also an exception that is its own cause, and text that UTF-8 does not have."""
     fail: list[BaseException] = [ValueError("cut \ud83d off"), ValueError("again")]

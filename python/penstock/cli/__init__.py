@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run(arguments)
         except KeyboardInterrupt:
             by = signal.Signals(ended[0]).name if ended else ""
-            print(f"penstock: ended by {by}" if ended else "penstock: interrupted", file=sys.stderr)
+            with contextlib.suppress(OSError):  # of a terminal that is gone
+                print(f"penstock: ended by {by}" if ended else "penstock: interrupted", file=sys.stderr)
             return 128 + (ended[0] if ended else signal.SIGINT)
 
 

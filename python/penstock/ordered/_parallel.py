@@ -188,8 +188,9 @@ class Parallel:
         """Put the next finished chunk into the box, or None: with `wait` after a nudge, or a part of the timeout."""
         if not self._counted and (threads := self._run.threads):
             # Started with the first chunk; fewer than were asked for where the system allows no more.
-            assert self._pool is not None
-            self._pool.limit_callers(threads)
+            if threads < self.threads:
+                assert self._pool is not None
+                self._pool.limit_callers(threads)
             self._counted = True
         timeout = self._options.timeout
         if not wait or timeout is None or self._pool is not None:

@@ -34,9 +34,12 @@ struct Facts {
 impl Facts {
     /// Whether `next` can be bound after `bound`; `any` also by lists that the index does not have.
     fn can_follow(&self, pattern: &Pattern, bound: &[usize], next: usize, any: bool) -> bool {
-        let backwards = |(atom, one_way): (&Atom, &bool)| *one_way && atom.from == next && bound.contains(&atom.to);
+        // Who is led to by lists of one direction comes behind who leads there: so what is left can always go on.
+        let early = |(atom, one_way): (&Atom, &bool)| {
+            *one_way && atom.to == next && atom.from != next && !bound.contains(&atom.from)
+        };
         (bound.is_empty() || joined(pattern, bound, next))
-            && (any || !pattern.body.iter().zip(&self.one_way).any(backwards))
+            && (any || !pattern.body.iter().zip(&self.one_way).any(early))
     }
 }
 
@@ -147,7 +150,7 @@ fn step_by_step(facts: &Facts, pattern: &Pattern, any: bool) -> Option<Vec<usize
         let cost = |next| level(facts, pattern, bound, next);
         cost(a).partial_cmp(&cost(b)).unwrap_or(std::cmp::Ordering::Equal)
     };
-    let mut first: Vec<usize> = (0..all).collect();
+    let mut first: Vec<usize> = (0..all).filter(|&first| facts.can_follow(pattern, &[], first, any)).collect();
     first.sort_by(|&a, &b| cheaper(&[], a, b));
     first.into_iter().find_map(|first| {
         let mut bound = vec![first];

@@ -163,11 +163,13 @@ impl Join {
         };
         if let Some((lower, upper)) = self.within {
             // By their places in state, which has the same columns whatever else is read of a source.
+            // One that is not kept, as those of rows that are only asked for, has its name.
             let place = |side: &Joined| {
                 let column = side.time.as_ref()?.column;
-                side.kept.iter().position(|kept| *kept == column)
+                let at = side.kept.iter().position(|kept| *kept == column);
+                Some(at.map_or_else(|| format!("{:?}", side.routed.field(column).name()), |at| at.to_string()))
             };
-            let times: Vec<String> = self.sides.iter().filter_map(place).map(|at| at.to_string()).collect();
+            let times: Vec<String> = self.sides.iter().filter_map(place).collect();
             words.push(match (&self.until, &self.windows) {
                 (Some(until), _) => format!("until column {}", until.column),
                 (None, Some(windows)) => {

@@ -132,8 +132,10 @@ class BatchFunction:
         name = self._name or (stream.name if stream is not None else None) or query_id
         assert engine._setup is not None
         assert engine._commits is not None
-        # Spark names the jobs of a run after it.
-        run = query_id, None if query_id == self._direct else sc.getLocalProperty("spark.jobGroup.id")
+        # Spark names the jobs of a run after it, unless the user has named them.
+        run: tuple[str, str | None] = query_id, None
+        if query_id != self._direct:
+            run = query_id, engine._commits.facts(query_id).run_id() or sc.getLocalProperty("spark.jobGroup.id")
         if self._known is None or self._known[0] != run:
             told = Stream(None if query_id == self._direct else engine._commits.facts(query_id))
             self._known = run, told, self._storage(told, query_id, name)

@@ -51,6 +51,10 @@ class StreamFacts:
         """Whether Spark runs the query now."""
         return self._tell("active", lambda: self._active() is not None)
 
+    def run_id(self) -> str | None:
+        """Spark's id of the present run."""
+        return self._of("run", lambda execution: str(execution.runId()))
+
     def committed(self) -> int | None:
         """The last batch in Spark's commit log; None also when there is none yet.
 

@@ -204,7 +204,7 @@ impl Query {
         self.kept.clear();
         self.shares.clear();
         (self.shown, self.note, self.noted, self.fed, self.merged) = (None, None, None, None, None);
-        self.uneven = false;
+        (self.uneven, self.reread) = (false, false);
     }
 
     pub(crate) fn close(&mut self, view: &mut View<'_>) {

@@ -310,6 +310,8 @@ fn an_index_of_one_direction_answers_what_it_can() {
         count("p(a, b, c, d, f, g, h, i) :- e(a, b), e(a, c), e(a, d), e(a, f), e(a, g), e(a, h), e(a, i)", 7).unwrap(),
         1_000
     );
+    let long = "p(a, c, b, d, f, g, h, i) :- e(a, c), e(a, b), e(b, c), e(c, d), e(d, f), e(f, g), e(g, h), e(h, i)";
+    assert_eq!(count(long, 7).unwrap(), 0, "c comes behind b");
     let error = count("p(a, b, c) :- e(a, c), e(b, c)", 1).unwrap_err().to_string();
     assert!(error.contains("backwards, and the index has only the other direction"), "{error}");
 }

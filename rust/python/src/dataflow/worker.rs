@@ -235,6 +235,8 @@ pub(crate) struct Post {
     signal: Arc<StopSignal>,
     /// How many workers there were after the last step.
     peers: Arc<AtomicUsize>,
+    /// Whether the program was told that its links are congested, and has not been woken since by their end.
+    congested: Arc<AtomicBool>,
 }
 
 impl Post {
@@ -275,7 +277,7 @@ impl DataflowWorker {
         let mut worker = Worker::new(endpoint);
         lock(&signal.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
-        let post = Post { index, main, signal, peers: Arc::new(AtomicUsize::new(peers)) };
+        let post = Post { index, main, signal, peers: Arc::new(AtomicUsize::new(peers)), congested: Arc::default() };
         DataflowWorker { address: Home::open(worker, site), post }
     }
 
@@ -319,8 +321,8 @@ impl DataflowWorker {
     fn pump(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<bool> {
         drop(self.address.home(py, "Worker")?);
         let idle = |worker: &Worker, home: &Home| worker.dataflows() > home.site.own() && !worker.has_work();
-        // That a peer has taken what was sent is no work, but what a program may wait for.
-        let congested = AtomicBool::new(false);
+        // That a peer has taken what was sent is no work, but what a program may wait for, who was told so before this call.
+        let congested = AtomicBool::new(self.post.congested.swap(false, Ordering::Relaxed));
         let wait = |wait: Option<Duration>, last: bool| {
             self.address.away(|worker, home| {
                 congested.fetch_or(worker.is_congested(), Ordering::Relaxed);
@@ -429,7 +431,9 @@ impl DataflowWorker {
     /// Whether more data waits for other processes than their links should hold.
     #[getter]
     fn is_congested(&self, py: Python<'_>) -> PyResult<bool> {
-        self.address.drive(py, "is_congested", |worker, _| worker.is_congested())
+        let congested = self.address.drive(py, "is_congested", |worker, _| worker.is_congested())?;
+        self.post.congested.store(congested, Ordering::Relaxed);
+        Ok(congested)
     }
 
     /// Does what can be done now. True while a dataflow is unfinished.
