@@ -1,7 +1,7 @@
 //! Edge lists as text: one edge per line, two nodes separated by tabs, blanks or a comma.
 //!
-//! Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over; a
-//! carriage return at the end of a line is no part of it. Text comes in pieces of any size; a line that is no edge is an
+//! Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over. Lines
+//! end with a line feed, a carriage return, or both; a byte order mark before the first says nothing. Text comes in pieces of any size; a line that is no edge is an
 //! error with the name of the file and the number of the line.
 
 use crate::error::GraphError;
@@ -37,6 +37,8 @@ pub struct EdgeText {
     ids: Ids,
     line: u64,
     rest: Vec<u8>,
+    /// Whether the last byte was a carriage return, of which a line feed is part.
+    returned: bool,
     edges: u64,
 }
 
@@ -44,7 +46,7 @@ impl EdgeText {
     /// `place` is the name of the file, for errors.
     #[must_use]
     pub fn new(place: &str, ids: Ids) -> Self {
-        Self { place: place.into(), ids, line: 0, rest: Vec::new(), edges: 0 }
+        Self { place: place.into(), ids, line: 0, rest: Vec::new(), returned: false, edges: 0 }
     }
 
     /// How many edges were read.
@@ -58,7 +60,12 @@ impl EdgeText {
     /// # Errors
     /// [`GraphError::Line`] for a line that is no edge, or what `each` refuses; edges before it were given.
     pub fn push(&mut self, text: &[u8], each: Each<'_>) -> Result<(), GraphError> {
+        let fed;
         let mut text = text;
+        if text.contains(&b'\r') || self.returned {
+            fed = self.with_line_feeds(text);
+            text = &fed;
+        }
         if !self.rest.is_empty() {
             let end = text.iter().position(|&byte| byte == b'\n').map_or(text.len(), |at| at + 1);
             self.rest.extend_from_slice(&text[..end]);
@@ -84,6 +91,20 @@ impl EdgeText {
         self.lines(&rest, each)
     }
 
+    /// The same with a line feed at the end of each line.
+    fn with_line_feeds(&mut self, text: &[u8]) -> Vec<u8> {
+        let mut fed = Vec::with_capacity(text.len());
+        for &byte in text {
+            match byte {
+                b'\n' if self.returned => {}
+                b'\r' => fed.push(b'\n'),
+                _ => fed.push(byte),
+            }
+            self.returned = byte == b'\r';
+        }
+        fed
+    }
+
     fn bounded(&self) -> Result<(), GraphError> {
         if self.rest.len() <= LONGEST {
             return Ok(());
@@ -100,8 +121,10 @@ impl EdgeText {
             return Ok(());
         }
         for line in text.strip_suffix(b"\n").unwrap_or(text).split(|&byte| byte == b'\n') {
+            let mark = if self.line == 0 { &b"\xef\xbb\xbf"[..] } else { b"" };
+            let line = line.strip_prefix(mark).unwrap_or(line);
             self.line += 1;
-            let separates = |byte: &u8| matches!(byte, b' ' | b'\t' | b',' | b'\r');
+            let separates = |byte: &u8| matches!(byte, b' ' | b'\t' | b',');
             let mut words = line.split(separates).filter(|word| !word.is_empty());
             let Some(first) = words.next().filter(|word| !matches!(word[0], b'#' | b'%')) else { continue };
             let Some(second) = words.next() else {
@@ -171,6 +194,12 @@ mod tests {
             let wanted = [("1", "2"), ("3", "4"), ("18446744073709551615", "1"), ("7", "8")];
             assert_eq!(edges, wanted.map(|(from, to)| (from.to_owned(), to.to_owned())), "in steps of {step}");
         }
+        let old = "\u{feff}1 2\r\r3 4\r\n\n5 6\n\r7 8\r";
+        for step in 1..old.len() {
+            let edges = read(old, step, Ids::Numbers).unwrap();
+            let wanted = [("1", "2"), ("3", "4"), ("5", "6"), ("7", "8")];
+            assert_eq!(edges, wanted.map(|(from, to)| (from.to_owned(), to.to_owned())), "in steps of {step}");
+        }
         assert_eq!(read("ann bob\nbob ann\n", 3, Ids::Texts).unwrap().len(), 2);
         assert_eq!(read("", 1, Ids::Numbers).unwrap(), []);
     }
@@ -180,6 +209,8 @@ mod tests {
         for (text, says) in [
             ("1 2\n\n3\n", "g.txt, line 3: \"3\" is one node; an edge has two"),
             ("1 2\n3 x\n", "g.txt, line 2: node \"x\" is no number"),
+            ("1 2\r\n3 4\r\n3 x\r\n", "g.txt, line 3: node \"x\" is no number"),
+            ("1 2\r3 4\r3 x", "g.txt, line 3: node \"x\" is no number"),
             ("1 -2", "g.txt, line 1: node \"-2\" is no number"),
             ("18446744073709551616 1", "g.txt, line 1: node \"18446744073709551616\" does not fit in 64 bits"),
         ] {
