@@ -53,7 +53,7 @@ test-rust: setup ## cargo test
 test-python: setup ## pytest
 	@$(STEP) "penstock-bench" sh -c 'cargo test --quiet --workspace --locked --no-run --test late && touch "$${CARGO_TARGET_DIR:-target}/debug/penstock-bench"'
 	@$(STEP) "classes of Spark for tests" $(BIN)/python tests/spark_classes.py
-	@$(STEP) "pytest" $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=15 $(ARGS)
+	@$(STEP) "pytest" $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=15 $(ARGS)
 
 wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes on two cores)
 	@rm -rf target/wheels

@@ -4,15 +4,20 @@ A source may be silent for as long as it likes; what was read is there to be tak
 that it was not allowed to. Contexts (`contextvars`) are those of who made the reader.
 
 Invariants: items are in `items` in their order, and `ended` is set behind the last one; one consumer takes them, from
-the left; the thread holds neither the consumer nor anything of his.
+the left; the thread holds neither the consumer nor anything of his. The interpreter does not end while a source reads
+that comes back soon: a thread that asks for its lock after that is ended where it stands, and C++ that has no way out
+(a Parquet reader) takes the process along.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import contextvars
+import os
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -24,6 +29,10 @@ __all__ = ["Reader", "Readers"]
 _PATIENCE = 0.1
 #: Seconds between two looks at pending signals.
 _TICK = 0.02
+#: Seconds that sources have to come back when the interpreter ends.
+_LAST_S = 1.0
+#: Those whose threads run.
+_running: set[Reader] = set()
 
 
 class Reader:
@@ -113,12 +122,14 @@ class Reader:
     def _run(self) -> None:
         if not self._claim.acquire(False):
             return  # an interrupt hid from the consumer that it is there
+        _running.add(self)
         try:
             self._context.run(self._read)
         except BaseException as error:
             self.error = error
         self._source = None
         self.ended = True
+        _running.discard(self)
         self._gate.release()
         tell = self._tell
         if tell is not None:
@@ -220,3 +231,18 @@ class Readers:
             reader.stop()
         for reader in self._readers:
             reader.close()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let what reads come back, before nobody can any more."""
+    until = time.monotonic() + _LAST_S
+    for reader in (running := list(_running)):
+        reader.stop()
+    for reader in running:
+        if reader._gate.acquire(timeout=max(0.0, until - time.monotonic())):
+            reader._gate.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)

@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return run(arguments)
         except KeyboardInterrupt:
+            # CPython ends itself by SIGINT where text that it ran was interrupted last, such as that of a dataclass.
+            exec("")
             by = signal.Signals(ended[0]).name if ended else ""
             with contextlib.suppress(OSError):  # of a terminal that is gone
                 print(f"penstock: ended by {by}" if ended else "penstock: interrupted", file=sys.stderr)

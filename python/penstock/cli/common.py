@@ -368,17 +368,20 @@ def whole_file(output: Path) -> Iterator[Path]:
         A new file in the same folder; gone, if anything goes wrong. A link stays, what it leads to is replaced.
     """
     output = output.resolve()
-    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
-    os.close(handle)
-    part = Path(name)
+    part: Path | None = None
     try:
+        with interrupt_later():
+            handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
+            os.close(handle)
+            part = Path(name)
         yield part
         umask = os.umask(0)
         os.umask(umask)
         part.chmod(0o666 & ~umask)
         os.replace(part, output)
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
 
 
 def local_host(
