@@ -4,8 +4,8 @@ Tests marked ``long`` repeat for minutes what others show in seconds, each with 
 with ``--long`` (`make test-long`). Tests that want the same kind of Spark session stand together, also those of modules
 that want two kinds, since changing it costs seconds. In parallel (``-n 2 --dist loadgroup --no-loadscope-reorder``, as
 `make test` does) a process takes all tests of a session, then the next that nobody has: longest first, so that all end
-together. A third one would fill the fifth of two cores that they leave, and save
-nothing: 956 s of both. At the end stands what each group of tests took, beside what it may.
+together. A third one would fill the fifth of two cores that they leave, and save nothing: 956 s instead of 945. At the
+end stands what each group of tests took, beside what it may.
 """
 
 from __future__ import annotations
