@@ -102,7 +102,10 @@ impl<R: ReadAt> Ahead<R> {
         for (offset, length) in expected {
             let (end, length) = (offset + u64::from(length), u64::from(length));
             piece = match piece {
-                Some((from, until, wanted)) if offset <= until + GAP_BYTES && end.max(until) - from <= most => {
+                // Who asks again for what is in it has no piece of its own.
+                Some((from, until, wanted))
+                    if end <= until || (offset <= until + GAP_BYTES && end.max(until) - from <= most) =>
+                {
                     Some((from, until.max(end), wanted + length))
                 }
                 before => {
@@ -225,6 +228,18 @@ mod tests {
         same(&ahead, 3000, 1000);
         assert_eq!(asked(&ahead).len(), 0);
         assert!(ahead.kept().read.is_empty());
+    }
+
+    #[test]
+    fn what_many_want_is_read_once_however_long_it_is() {
+        let ahead = of(1 << 20);
+        ahead.expect([(0, 50_000), (0, 50_000), (10_000, 40_000), (0, 50_000), (50_000, 100)].into_iter());
+        ahead.arrange(2_000);
+        for (offset, length) in [(0, 50_000), (10_000, 40_000), (0, 50_000), (50_000, 100), (0, 50_000)] {
+            same(&ahead, offset, length);
+        }
+        assert_eq!(asked(&ahead), [(0, 50_000), (50_000, 100)]);
+        assert!(ahead.kept().read.is_empty() && ahead.kept().due.is_empty());
     }
 
     #[test]

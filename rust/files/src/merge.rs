@@ -1,6 +1,8 @@
 //! Many files as one: what of them is of a range, and all of them merged. Files and segments count in their order; the newest counts.
 //!
-//! A merge holds one range in memory at a time: of the ranges in the files one that no other holds.
+//! A merge holds one range in memory at a time: of the ranges in the files one that no other holds, or a part of it where the files have too much of
+//! it. So ranges become finer as state grows, whatever they were when it was small, and neither a merge nor who loads a part of one reads much more
+//! than that.
 //!
 //! Ranges are nested or disjoint, so what intersects a range holds it, of which there is one a length, or stands in one stretch of the order by
 //! first hash. An [`Index`] is made once for all ranges: selecting one looks at its own segments only.
@@ -26,6 +28,10 @@ pub struct Select<'a> {
 
 /// Bytes of files that are read before they are wanted, together; some more where several workers have written one file.
 const AHEAD_BYTES: u64 = 64 << 20;
+/// Bytes of chunks from which a merge makes one range; of more it makes parts, one after the other.
+const RANGE_BYTES: u64 = 64 << 20;
+/// A merge halves a range so many times at most: what is of all of it is read once for each part. The next merge goes on from there.
+const HALVINGS: u8 = 4;
 /// Bytes of one read: many of these cost the store's time for bytes, not for requests.
 const PIECE_BYTES: u64 = 8 << 20;
 
@@ -72,13 +78,14 @@ impl Index {
     }
 
     /// Tells files what will be selected of them, each operator and range once, so that what lies together in a file is read at once. It is
-    /// selected in any order; in this one the least is kept in memory.
+    /// selected in any order; in this one the least is kept in memory. Large segments of which parts are wanted are not kept for the next part.
     ///
     /// # Panics
     /// May, when these are not the files that it was made of.
     pub fn expect<'o, R: ReadAt>(&self, files: &[File<R>], wanted: impl IntoIterator<Item = (&'o str, Range)>) {
         for (operator, range) in wanted {
-            for source in self.sources(files, operator, range) {
+            let sources = self.sources(files, operator, range).into_iter();
+            for source in sources.filter(|source| source.is_within(range) || source.placed.length() <= PIECE_BYTES) {
                 source.file.expect(source.number);
             }
         }
@@ -86,8 +93,9 @@ impl Index {
         files.iter().for_each(|file| file.arrange(most));
     }
 
-    /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Files in which ranges are not
-    /// smaller are read as the chunks are asked for; else all of the range is merged at once. After an error there are no more.
+    /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Where ranges in the files are not
+    /// smaller they are read as the chunks are asked for; where all are it is merged half by half; else at once. After an error
+    /// there are no more.
     ///
     /// # Panics
     /// May, when these are not the files that it was made of.
@@ -104,12 +112,24 @@ fn selected<'a, R: ReadAt>(sources: Vec<Source<'a, R>>, operator: &'a str, range
         });
         return Select { chunks: Box::new(until_error(chunks)), file: None };
     }
+    Select { chunks: by_halves(sources, operator, range), file: None }
+}
+
+/// Merged, as small a range at a time as all of these allow. What goes with the keys of a range is said for these alone by then: chunks of parts
+/// are not those of the whole.
+fn by_halves<'a, R: ReadAt>(sources: Vec<Source<'a, R>>, operator: &'a str, range: Range) -> Chunks<'a> {
+    let is_part = |source: &Source<'a, R>| source.placed.range != range && source.is_within(range);
+    if let Some([low, high]) = range.split().filter(|_| sources.iter().all(is_part)) {
+        let (lower, upper): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.is_within(low));
+        let halves = [(low, lower), (high, upper)].into_iter().filter(|(_, sources)| !sources.is_empty());
+        let chunks = halves.flat_map(move |(half, sources)| by_halves(sources, operator, half));
+        return Box::new(until_error(chunks));
+    }
     let newest = sources.last().map_or("", |source| source.file.name());
-    let chunks: Chunks<'a> = match merged(&sources, operator, range) {
+    match merged(&sources, operator, range) {
         Ok(chunks) => Box::new(chunks.into_iter().map(move |chunk| Ok((newest, chunk)))),
         Err(error) => Box::new(std::iter::once(Err(error))),
-    };
-    Select { chunks, file: None }
+    }
 }
 
 impl<'a> Select<'a> {
@@ -151,7 +171,23 @@ pub struct Merge<'a, R> {
 /// Files as one that stands for them where they are all there is: its segments are bases, and what is gone leaves no trace. After an
 /// error there are no more segments.
 pub fn merge<R: ReadAt>(files: &[File<R>]) -> Merge<'_, R> {
-    let (index, all) = (Index::of(files), ranges(files));
+    merge_by(files, RANGE_BYTES)
+}
+
+/// In ranges of about so many bytes.
+fn merge_by<R: ReadAt>(files: &[File<R>], most: u64) -> Merge<'_, R> {
+    let index = Index::of(files);
+    let all = match files.iter().flat_map(File::segments).map(Placed::length).sum::<u64>() > most {
+        true => {
+            let mut parts = Vec::new();
+            for (operator, range) in ranges(files) {
+                let least = range.length().saturating_add(HALVINGS);
+                index.cut(files, &operator, (range, least), most, &mut parts);
+            }
+            parts
+        }
+        false => ranges(files),
+    };
     index.expect(files, all.iter().map(|(operator, range)| (&**operator, *range)));
     Merge { files, index, left: all.into_iter() }
 }
@@ -171,6 +207,29 @@ pub fn ranges<R: ReadAt>(files: &[File<R>]) -> Vec<(Arc<str>, Range)> {
         }
     }
     left
+}
+
+impl Index {
+    /// A range, or its parts of `least` bits at most that have about `most` bytes each.
+    fn cut<R: ReadAt>(
+        &self,
+        files: &[File<R>],
+        operator: &Arc<str>,
+        (range, least): (Range, u8),
+        most: u64,
+        parts: &mut Vec<(Arc<str>, Range)>,
+    ) {
+        let share = |(file, number): (usize, usize)| {
+            let placed: &Placed = &files[file].segments()[number];
+            // Of one that holds the range, as if its keys were spread evenly.
+            placed.length() >> range.length().saturating_sub(placed.range.length())
+        };
+        let bytes = || self.intersecting(operator, range).into_iter().map(share).sum::<u64>();
+        match range.split().filter(|_| range.length() < least && bytes() > most) {
+            Some(halves) => halves.into_iter().for_each(|half| self.cut(files, operator, (half, least), most, parts)),
+            None => parts.push((operator.clone(), range)),
+        }
+    }
 }
 
 impl<R: ReadAt> Iterator for Merge<'_, R> {
@@ -234,6 +293,11 @@ impl Index {
 }
 
 impl<'a, R: ReadAt> Source<'a, R> {
+    /// Whether all of it is of a range.
+    fn is_within(&self, range: Range) -> bool {
+        range.holds(self.placed.range)
+    }
+
     /// Its chunks, with keys of `range` that are not void.
     fn chunks(self, range: Range) -> impl Iterator<Item = Result<Vec<u8>, FileError>> + 'a {
         self.file.chunks(self.number).filter_map(move |read| {
@@ -406,6 +470,77 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Files of one operator with ranges of so many bits, whose keys are spread over the hashes.
+    fn spread(all: &[(&str, u8, bool)]) -> Vec<File<Vec<u8>>> {
+        let file = |(name, bits, base): &(&str, u8, bool)| {
+            let segment = |bin: u32| {
+                let range = Range::new(bin, *bits).unwrap();
+                let hashes =
+                    (0..64_u64).map(|at| at << 58 | u64::from(name.as_bytes()[0])).filter(|hash| range.contains(*hash));
+                let chunks = hashes.map(|hash| {
+                    let mut chunk = ChunkWriter::new(b"s");
+                    // Keys of all files, and keys of each.
+                    for key in [hash.to_be_bytes().to_vec(), (hash >> 58).to_be_bytes().to_vec()] {
+                        let hash = if key[7] < 64 { hash >> 58 << 58 } else { hash };
+                        chunk.push(Entry::Put { hash, key: &key, value: name.as_bytes() });
+                    }
+                    chunk.finish()
+                });
+                Segment { operator: "op".into(), range, base: *base, chunks: chunks.collect() }
+            };
+            let bytes = write((0..1 << bits).map(|bin| Ok::<_, Infallible>(segment(bin))));
+            File::open(*name, bytes.flat_map(Result::unwrap).collect::<Vec<_>>()).unwrap()
+        };
+        all.iter().map(file).collect()
+    }
+
+    /// Keys with their values.
+    fn told(chunks: impl Iterator<Item = Vec<u8>>) -> BTreeMap<Vec<u8>, Vec<u8>> {
+        let mut told = BTreeMap::new();
+        for bytes in chunks {
+            for entry in Chunk::parse(&bytes).unwrap().entries() {
+                let Entry::Put { key, value, .. } = entry.unwrap() else { panic!("only what was put") };
+                told.insert(key.to_vec(), value.to_vec());
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn a_merge_makes_parts_of_what_is_too_large_and_they_give_the_same() {
+        let files = spread(&[("x", 1, true), ("y", 3, false), ("z", 0, false)]);
+        let whole: Vec<Segment> = merge(&files).map(Result::unwrap).collect();
+        assert_eq!(whole.iter().map(|one| one.range.length()).collect::<Vec<_>>(), [0]);
+        let expected = told(whole.into_iter().flat_map(|one| one.chunks));
+        assert_eq!(expected.len(), 4 * 64);
+        let bytes: u64 = files.iter().flat_map(File::segments).map(Placed::length).sum();
+        for (most, length) in [(bytes, 0), (bytes / 2, 1), (bytes / 5, 3), (1, HALVINGS)] {
+            let parts: Vec<Segment> = merge_by(&files, most).map(Result::unwrap).collect();
+            assert_eq!(parts.iter().map(|one| one.range.length()).max(), Some(length), "{most} of {bytes} bytes");
+            assert!(parts.iter().is_sorted_by_key(|one| one.range.first()) && parts.len() == 1 << length);
+            let again = write(parts.into_iter().map(Ok::<_, Infallible>)).flat_map(Result::unwrap).collect::<Vec<_>>();
+            let merged = [File::open("merged", again).unwrap()];
+            // Of ranges that are wider than its own, as wide, and narrower.
+            for bits in 0..6 {
+                let ranges = (0..1 << bits).map(|bin| Range::new(bin, bits).unwrap());
+                for range in ranges {
+                    let found = told(select(&merged, "op", range).map(Result::unwrap));
+                    let of_it = told(select(&files, "op", range).map(Result::unwrap));
+                    assert!(found == of_it && found.len() == 4 * (64 >> bits), "{range}: {found:?} and {of_it:?}");
+                }
+            }
+        }
+    }
+
+    /// A wide range of narrow ones is handed out half by half: only what meets the wide one too is merged in memory.
+    #[test]
+    fn a_wide_range_of_narrow_segments_is_not_merged_at_once() {
+        let files = spread(&[("x", 5, true), ("y", 4, false)]);
+        let chunks: Vec<_> = select(&files, "op", Range::ALL).map(Result::unwrap).collect();
+        assert!(chunks.len() >= 16, "{} chunks", chunks.len());
+        assert_eq!(told(chunks.into_iter()), told(merge(&files).flat_map(|one| one.unwrap().chunks)));
     }
 
     #[test]
