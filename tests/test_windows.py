@@ -188,6 +188,20 @@ def test_what_is_wrong_with_windows_is_told() -> None:
     assert "sessions with gaps of 1 s on ts" in keyed().window(pk.session("1s")).agg(n=pk.count()).explain()
 
 
+@pytest.mark.parametrize("per", ["window", None, ["k"]])
+def test_tops_rank_a_column_that_stands_behind_those_of_the_windows(per: Any) -> None:
+    def scored(batch: pa.RecordBatch) -> pa.RecordBatch:
+        score = pc.cast(pc.negate(batch[batch.schema.names[-1]]), pa.float64())
+        return pa.record_batch({**{name: batch[name] for name in batch.schema.names}, "score": score})
+
+    counts = keyed().window(pk.tumbling("1h")).agg(n=pk.count())
+    columns = "window_start timestamp, window_end timestamp, k bigint, n bigint, score double"
+    rows = table([(1, 0), (1, 1), (2, 2)])
+    best = counts.map_batches(scored, columns).top(1, by="score", per=per).collect(rows).to_pydict()
+    assert sorted(zip(best["k"], best["score"], strict=True))[-1] == (2, -1.0)
+    assert len(best["k"]) == (2 if per == ["k"] else 1)
+
+
 def test_a_window_that_lost_its_end_is_refused_by_tops_of_windows() -> None:
     """Not told as late: rows of a step that has no late rows would come under the columns of another's."""
 

@@ -78,13 +78,15 @@ pub struct Sizer {
     fewer: u32,
     /// The most that was asked for by the looks that ask for fewer.
     kept: u32,
+    /// How many workers there were at the last look: what was seen of another number says nothing of this one.
+    workers: u32,
 }
 
 impl Sizer {
     /// One that has seen nothing.
     #[must_use]
     pub fn new(policy: SizerPolicy) -> Self {
-        Self { policy, more: 0, fewer: 0, kept: 0 }
+        Self { policy, more: 0, fewer: 0, kept: 0, workers: 0 }
     }
 
     /// Workers that one query keeps busy with what comes, with what it waits for others; `None` while nothing was measured.
@@ -109,6 +111,9 @@ impl Sizer {
         let known: Vec<f64> = loads.iter().copied().flatten().collect();
         if known.is_empty() {
             return None;
+        }
+        if std::mem::replace(&mut self.workers, workers) != workers {
+            (self.more, self.fewer) = (0, 0);
         }
         let load = together(&known, workers);
         let patience = self.policy.patience.max(1);

@@ -294,7 +294,9 @@ pub enum PlanError {
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The value of a sum does not fit its column's type.
-    #[error("{step}: the sum in column '{column}' overflows {data_type}")]
+    #[error(
+        "{step}: the sum in column '{column}' overflows {data_type}; make the column decimal(38, 0) or double before"
+    )]
     Overflow {
         /// The step.
         step: StepName,
@@ -304,7 +306,9 @@ pub enum OpError {
         data_type: String,
     },
     /// A key is null where the step rejects nulls.
-    #[error("{step}: key column '{column}' is null in row {row} and nulls are rejected")]
+    #[error(
+        "{step}: key column '{column}' is null in row {row} and nulls are rejected; mend the source, or key_by(..., nulls=\"group\")"
+    )]
     NullKey {
         /// The step.
         step: StepName,

@@ -1244,7 +1244,8 @@ fn tell_best(stages: &mut [Stage], output: usize) {
             continue;
         };
         // What comes out are the bounds of the window, the keys and the aggregates.
-        let ranked = top.by.checked_sub(2 + keys.len()).filter(|ranked| aggregates[*ranked].kind.counts());
+        let counts = |at: &usize| aggregates.get(*at).is_some_and(|aggregate| aggregate.kind.counts());
+        let ranked = top.by.checked_sub(2 + keys.len()).filter(counts);
         let (true, true, Some(aggregate)) = (alone && pre.is_empty(), top.group == [0, 1], ranked) else { continue };
         let wanted = Best { n: top.n, aggregate, descending: top.descending };
         if let Some(KeyedSpec { kind: KeyedKind::Window { best, .. }, .. }) = &mut stages[source].keyed {

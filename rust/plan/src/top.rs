@@ -291,6 +291,18 @@ struct Group {
     cutoff: Option<Box<[u8]>>,
     /// Prune when this many rows are held.
     limit: usize,
+    /// What they take.
+    bytes: usize,
+}
+
+/// What a candidate takes.
+fn size((order, row): &Candidate) -> usize {
+    32 + order.len() + row.len()
+}
+
+/// What a group takes beside its candidates.
+fn head(name: &[u8]) -> usize {
+    64 + name.len()
 }
 
 impl Group {
@@ -299,7 +311,9 @@ impl Group {
     }
 
     fn push(&mut self, n: usize, order: Box<[u8]>, row: Box<[u8]>) {
-        self.rows.push((order, row));
+        let candidate = (order, row);
+        self.bytes += size(&candidate);
+        self.rows.push(candidate);
         if self.rows.len() > self.limit.max(n.saturating_mul(2)) {
             self.prune(n);
             self.limit = self.rows.len() * 2;
@@ -319,6 +333,7 @@ impl Group {
             self.rows.select_nth_unstable_by(n - 1, |a, b| a.0.cmp(&b.0));
             let cutoff = self.rows[n - 1].0.clone();
             self.rows.retain(|(order, _)| *order <= cutoff);
+            self.bytes = self.rows.iter().map(size).sum();
             self.cutoff = Some(cutoff);
         }
     }
@@ -332,6 +347,8 @@ pub(crate) struct Groups {
     shape: u64,
     fired: i64,
     live: Ends,
+    /// What `live` takes: counted as it changes, since it is asked for at every end of an epoch.
+    bytes: usize,
     undo: Option<Undo>,
 }
 
@@ -363,7 +380,16 @@ struct Saved {
 
 impl Groups {
     pub(crate) fn new(n: usize, shape: u64) -> Self {
-        Self { n, shape, fired: i64::MIN, live: BTreeMap::new(), undo: None }
+        Self { n, shape, fired: i64::MIN, live: BTreeMap::new(), bytes: 0, undo: None }
+    }
+
+    /// Puts a group in the place of what has its name.
+    fn put(&mut self, end: i64, name: Box<[u8]>, group: Group) {
+        self.bytes += head(&name) + group.bytes;
+        let taken = head(&name);
+        if let Some(before) = self.live.entry(end).or_default().insert(name, group) {
+            self.bytes -= taken + before.bytes;
+        }
     }
 
     fn add(&mut self, end: i64, (hash, name): (u64, &[u8]), order: &[u8], row: &[u8]) {
@@ -377,8 +403,12 @@ impl Groups {
         let names = self.live.entry(end).or_default();
         if !names.contains_key(name) {
             names.insert(name.into(), Group { hash, ..Group::default() });
+            self.bytes += head(name);
         }
-        names.get_mut(name).expect("inserted above").push(self.n, order.into(), row.into());
+        let group = names.get_mut(name).expect("inserted above");
+        let before = group.bytes;
+        group.push(self.n, order.into(), row.into());
+        self.bytes = self.bytes + group.bytes - before;
     }
 
     /// Takes out the groups whose window ended by `watermark` and hands their top rows to `row`.
@@ -386,6 +416,7 @@ impl Groups {
         while let Some(entry) = self.live.first_entry().filter(|entry| *entry.key() <= watermark) {
             let (end, names) = entry.remove_entry();
             for (name, mut group) in names {
+                self.bytes -= head(&name) + group.bytes;
                 if let Some(undo) = &mut self.undo {
                     let hash = group.hash;
                     undo.saved.entry((end, name)).or_insert_with(|| Saved { hash, group: Some(group.clone()) });
@@ -492,7 +523,7 @@ impl Groups {
         }
         for ((end, name), saved) in changes {
             match &saved.group {
-                Some(group) => _ = self.live.entry(end).or_default().insert(Box::clone(&name), group.clone()),
+                Some(group) => self.put(end, Box::clone(&name), group.clone()),
                 None => self.forget(end, &name),
             }
             // Undone, it stays.
@@ -517,7 +548,9 @@ impl Groups {
 
     fn forget(&mut self, end: i64, name: &[u8]) {
         if let Some(names) = self.live.get_mut(&end) {
-            names.remove(name);
+            if let Some(group) = names.remove(name) {
+                self.bytes -= head(name) + group.bytes;
+            }
             if names.is_empty() {
                 self.live.remove(&end);
             }
@@ -602,17 +635,10 @@ impl Groups {
         Ok(())
     }
 
+    /// Cost: the groups that this epoch has touched.
     pub(crate) fn bytes(&self) -> usize {
-        let size = |group: &Group| group.rows.iter().map(|(order, row)| 32 + order.len() + row.len()).sum::<usize>();
-        let live: usize = self.live.values().flatten().map(|(name, group)| 64 + name.len() + size(group)).sum();
-        let undo = self
-            .undo
-            .iter()
-            .flat_map(|undo| undo.saved.values())
-            .flat_map(|saved| &saved.group)
-            .map(size)
-            .sum::<usize>();
-        live + undo
+        let saved = self.undo.iter().flat_map(|undo| undo.saved.values()).flat_map(|saved| &saved.group);
+        self.bytes + saved.map(|group| group.bytes).sum::<usize>()
     }
 
     /// Groups held. How many candidate rows they hold depends on when they were last pruned; `bytes` shows it.
@@ -638,12 +664,13 @@ impl Groups {
             // Never marked: back to how it was made.
             self.fired = i64::MIN;
             self.live.clear();
+            self.bytes = 0;
             return;
         };
         self.fired = undo.fired;
         for ((end, name), saved) in std::mem::take(&mut undo.saved) {
             match saved.group {
-                Some(group) => _ = self.live.entry(end).or_default().insert(name, group),
+                Some(group) => self.put(end, name, group),
                 None => self.forget(end, &name),
             }
         }
@@ -784,4 +811,53 @@ pub(crate) fn shape(top: &Top, routed: &Arc<Schema>) -> u64 {
     let columns: Vec<String> = routed.fields().iter().map(|field| field.data_type().to_string()).collect();
     let words = format!("{} {} {} {:?} {}", top.n, top.by, top.descending, top.group, columns.join(","));
     hash_bytes(words.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What it holds, added up.
+    fn added_up(groups: &Groups) -> usize {
+        let size = |group: &Group| group.rows.iter().map(size).sum::<usize>();
+        let saved = groups.undo.iter().flat_map(|undo| undo.saved.values()).flat_map(|saved| &saved.group);
+        let live = groups.live.values().flatten().map(|(name, group)| head(name) + size(group));
+        live.chain(saved.map(size)).sum()
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_are_counted_as_groups_change(
+            n in 1_usize..4,
+            steps in prop::collection::vec((0_u8..9, 0_i64..4, 0_u8..3, 0_u8..20, 0_usize..9), 1..80),
+        ) {
+            let (mut groups, mut other) = (Groups::new(n, 7), Groups::new(n, 7));
+            for (what, end, name, order, length) in steps {
+                match what {
+                    0 => groups.mark(),
+                    1 => groups.settle(),
+                    2 => groups.rollback(),
+                    3 => groups.fire(end, |_| Ok(())).unwrap(),
+                    4 => {
+                        let mut encoding = Encoding::of(Extent::All);
+                        while let Some(chunk) = groups.encode(&mut encoding) {
+                            other.absorb(&chunk).unwrap();
+                        }
+                        prop_assert_eq!(other.bytes(), added_up(&other));
+                    }
+                    5 => {
+                        let mut encoding = Encoding::of(Extent::Changed);
+                        while let Some(chunk) = groups.encode(&mut encoding) {
+                            other.absorb_changes(&chunk).unwrap();
+                        }
+                        prop_assert_eq!(other.bytes(), added_up(&other));
+                    }
+                    _ => groups.add(end, (u64::from(name), &vec![name; usize::from(name)]), &[order], &vec![1; length]),
+                }
+                prop_assert_eq!(groups.bytes(), added_up(&groups));
+            }
+        }
+    }
 }

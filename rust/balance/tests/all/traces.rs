@@ -319,3 +319,13 @@ fn nothing_measured_asks_for_nothing() {
     let flood = sizer.load(Demand { offered: 1e12, rows: 10, busy: Duration::from_secs(1) });
     assert_eq!(sizer.look(2, &[flood]).map(|size| size.workers), Some(4), "and most the most");
 }
+
+#[test]
+fn looks_at_another_number_of_workers_count_for_nothing() {
+    let mut sizer = Sizer::new(policy());
+    let first = sizer.look(8, &[Some(4.0)]).expect("it was measured");
+    assert_eq!((first.workers, first.looks), (6, 2));
+    // Somebody takes half of them: the looks of before would make them more again.
+    let looks: Vec<_> = (0..3).filter_map(|_| sizer.look(4, &[Some(2.0)])).collect();
+    assert_eq!(looks.iter().map(|look| (look.workers, look.looks)).collect::<Vec<_>>(), [(3, 2), (3, 1), (3, 0)]);
+}
