@@ -1036,7 +1036,9 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
         source = dict.fromkeys(schemas, source)
     for name in source:
         if name not in schemas:
-            raise ConfigError(f"the flow has no source {name!r}; it has {names}")
+            raise ConfigError(
+                f"the flow has no source {name!r}; it has {names}. A dict is of sources: for columns give pa.table(...)"
+            )
     for name in schemas:
         if name not in source:
             raise ConfigError(f"source {name!r} is missing; the flow has {names}")

@@ -292,7 +292,11 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     if have.equals(want):
         return column
     if not _family_fits(have, want):
-        raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before")
+        zones = pa.types.is_timestamp(have) and pa.types.is_timestamp(want) and (have.tz is None) != (want.tz is None)
+        # In DDL the shorter name is the one of times with a zone.
+        other = "" if not zones else "timestamp_ntz" if have.tz is None else "timestamp"
+        also = f", or write {other} in the flow's schema: one is a time with a zone, the other without" if zones else ""
+        raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before{also}")
     try:
         plain = column.dictionary_decode() if pa.types.is_dictionary(have) else column
         if plain.offset and (pa.types.is_large_string(plain.type) or pa.types.is_large_binary(plain.type)):

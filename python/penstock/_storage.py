@@ -362,12 +362,14 @@ class _Objects:
             for piece in pieces:
                 stream.write(piece)
                 size += memoryview(piece).nbytes
+            stream.close()
         except BaseException:
-            abort = getattr(stream, "abort", None)  # what is closed is shown
-            if abort is not None:
-                abort()
+            # Arrow shows a part, too, once its stream is closed, which the stream does by itself when it goes.
+            with suppress(Exception):
+                stream.close()
+            with suppress(Exception):
+                self._system.delete_file(self._path(name))
             raise
-        stream.close()
         return size
 
     def _open(self, name: str) -> Any:
@@ -381,7 +383,9 @@ class _Objects:
         [info] = self._system.get_file_info([self._path(name)])
         if info.is_file:
             return False
-        self.write(name, [data])
+        # Not deleted whatever happens: it may be somebody else's by then.
+        with self._open(name) as stream:
+            stream.write(data)
         return True
 
     def delete(self, names: Iterable[str]) -> None:

@@ -286,6 +286,16 @@ def _read(storage: Storage, name: str, offset: int = 0, length: int | None = Non
         raise StorageError(f"{storage.url}: file {name} cannot be read: {error}") from error
 
 
+def _manifest(storage: Storage, name: str) -> bytes | None:
+    """A manifest's content; None where the engine beside has let it go since it was listed."""
+    try:
+        return storage.read(name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{storage.url}: file {name} cannot be read: {error}") from error
+
+
 def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
     """Find a checkpoint, in the folder or in ours in it, and read its manifests."""
     from penstock import _native
@@ -306,7 +316,8 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         names = tuple(name for name in sizes if _MANIFEST.fullmatch(name))
         claims = claims or any(_CLAIM.fullmatch(name) for name in sizes)
         if names:
-            told = json.loads(_native.checkpoint_manifests([(name, _read(storage, name)) for name in names]))
+            found = [(name, content) for name in names if (content := _manifest(storage, name)) is not None]
+            told = json.loads(_native.checkpoint_manifests(found))
             serving = {int(batch): name for batch, name in told["serving"].items()}
             return _Checkpoint(storage, names, sizes, told["manifests"], serving, told["damaged"])
     if claims:

@@ -57,6 +57,10 @@ def test_capacity(master: str, conf: dict[str, str], slots: int | None) -> None:
     ("master", "conf", "named"),
     [
         ("local[2]", {}, r"local\[3\]"),
+        ("local", {}, r"local\[3\]"),
+        ("local[4]", {"spark.task.cpus": "2"}, r"local\[4\] allows 2\. Start Spark with local\[6\]"),
+        ("local-cluster[1,2,1024]", {"spark.task.cpus": "2"}, r"such as local-cluster\[3,2,1024\]"),
+        ("spark://x:7077", {"spark.cores.max": "4", "spark.task.cpus": "2"}, "Raise spark.cores.max to 6 or more"),
         ("yarn", {"spark.executor.instances": "2"}, "spark.executor.instances=2 with spark.executor.cores=1"),
         (
             "yarn",

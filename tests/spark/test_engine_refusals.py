@@ -280,7 +280,7 @@ def test_two_engines(cluster: Any, engine: pk.Engine, runs: Runs) -> None:
     with pk.Engine(cluster, workers=1, bits=2, name="second") as second:
         error = runs.fails(second)
         assert type(error) is EngineError
-        assert "end it first, or take over with takeover=True" in str(error)
+        assert "end it first, or take over with pk.Engine(..., takeover=True)" in str(error)
     with pk.Engine(cluster, workers=1, bits=2, name="third", takeover=True) as third:
         # It has the claim; its sink fails, so that the first engine is asked for the batch that it expects.
         assert isinstance(runs.fails(third, sink=fails), OSError)
@@ -463,7 +463,7 @@ def test_a_store_that_cannot_be_reached(engine: pk.Engine, runs: Runs) -> None:
     error = runs.fails(engine, checkpoint="file:/proc/nowhere/state")
     assert isinstance(error, StorageError) and not runs.kept.batches
     assert "checkpoint file:/proc/nowhere/state: " in str(error)
-    assert "failed 5 times" in str(error) and "nothing is lost, the batch can be asked for again" in str(error)
+    assert "failed 5 times" in str(error) and "nothing is lost: mend the store" in str(error)
 
 
 def test_a_store_that_is_gone_while_a_batch_runs(engine: pk.Engine, runs: Runs) -> None:
@@ -547,7 +547,7 @@ def test_a_store_that_one_member_cannot_reach(cluster: Any, runs: Runs) -> None:
         runs.run(engine)
         runs.add()
         away.touch()
-        told = f"member {victim.id}: .*no route to the store.*nothing is lost, the batch can be asked for again"
+        told = f"member {victim.id}: .*no route to the store.*nothing is lost: mend the store"
         error = runs.fails(engine)
         assert isinstance(error, StorageError) and "writing state failed 5 times" in str(error)
         assert re.search(told, str(error)), error

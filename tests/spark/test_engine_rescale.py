@@ -162,6 +162,32 @@ def test_a_query_that_rests_is_no_obstacle(wide: Any, tmp_path: Path) -> None:
     assert not threads("penstock-commits")
 
 
+@pytest.mark.parametrize("batch", [0, 1])
+def test_a_query_whose_sink_failed_is_no_obstacle(wide: Any, tmp_path: Path, batch: int) -> None:
+    """Spark has stopped it, and nobody may ever start it again: others have their rescale."""
+    kept, broken = Kept(), True
+
+    def sink(df: Any, batch_id: int) -> None:
+        if broken and batch_id == batch:
+            raise RuntimeError("a typo")
+        kept(df, batch_id)
+
+    with pk.Engine(wide, workers=1, name="failing", bits=4) as engine:
+        function = engine.foreach_batch(COUNTS, sink, name="failing")
+        for number in range(batch + 1):
+            write(wide, tmp_path / "in", number, numbers(wide, number))
+        with pytest.raises(Exception, match="a typo"):
+            rested(wide, tmp_path, function)
+        for workers in (2, 1, 3, 2):
+            assert engine.rescale(workers).wait(60) == workers and len(engine.members()) == workers
+        broken = False
+        query = rested(wide, tmp_path, function)
+        assert state(kept) == counted(batch + 1)
+        wait_for(lambda: sorted(Counter(engine.owners("failing")[0])) == [0, 1], what="both have their share")
+        query.stop()
+    wait_for(lambda: not threads("penstock-commits"), what="nothing is looked at any more")
+
+
 def test_no_batch_waits_for_what_a_new_process_loads(wide: Any, tmp_path: Path) -> None:
     kept, gate = Kept(), Gate(tmp_path)
     flow = pk.Flow("k bigint, v bigint").map_batches(gate.loading()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
@@ -246,7 +272,8 @@ def test_what_is_refused_changes_nothing(wide: Any) -> None:
         for wrong in (0, -1, "two", True, 2.0):
             with pytest.raises(ConfigError, match=re.escape(f"rescale({wrong!r})")):
                 engine.rescale(wrong)  # type: ignore[arg-type]
-        with pytest.raises(SlotsError, match=r"2 task slots are held and 3 more are free; local\[6\]"):
+        said = r"2 task slots are held and 3 more are free; local\[6\]\. Start Spark with local\[7\]"
+        with pytest.raises(SlotsError, match=said):
             engine.rescale(6)
         assert engine.members() == members and engine.workers == 2
         # Without a query nobody is waited for.

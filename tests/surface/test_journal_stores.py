@@ -52,6 +52,16 @@ def test_a_member_whose_store_fails_is_told_and_counted(caplog: pytest.LogCaptur
     assert len(lines(caplog, "storage failed")) == 1 and count(kept, "penstock_storage_errors_total") == 1
 
 
+def test_files_that_are_not_merged_are_told_whatever_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    kept = made()
+    for ticket, kind in enumerate(["Damaged", "Internal", "Store", "Stale", "Echo", "State"], 1):
+        kept.step("Begin", [call(ticket, 2, Merge={"stamp": STAMP, "files": [{"name": "data-1"}]})])
+        kept.step(failed(ticket, kind), [])
+    told = lines(caplog, "storage failed")
+    assert [(line.member, line.reason) for line in told] == [(2, "no route to the store")] * 3
+    assert count(kept, "penstock_storage_errors_total") == 3
+
+
 def test_a_store_that_does_not_answer_is_told_with_its_file_and_who_waits_ever_more_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +102,7 @@ def test_a_store_that_does_not_answer_is_told_with_its_file_and_who_waits_ever_m
     ]
     assert all(line.seconds == 30 and line.levelname == "WARNING" for line in found)
     # What has been answered, whose call or member is gone, and whose query is dropped is waited for no more.
-    kept.step({"Stored": {"ticket": 6, "outcome": {"Ok": {"NewestClaim": 3}}}}, [])
+    kept.step({"Stored": {"ticket": 6, "outcome": {"Ok": {"NewestClaim": {"number": 3, "nonce": None}}}}}, [])
     kept.step({"MemberLost": {"member": 1, "reason": "killed"}}, [])
     kept.step("Begin", [{"Fail": {"query": "r", "epoch": 7, "error": "Closed"}}])
     times = []

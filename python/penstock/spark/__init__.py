@@ -6,7 +6,7 @@ flow of several sources. `apply_in_pandas_with_state` takes a function
 written for Spark's ``applyInPandasWithState`` to either; `engines` lists the open engines. `gang`
 runs a program on tasks that work together as workers; `ordered` and `ordered_partitions` run
 functions and pipelines on the CPUs of each task and keep the order; `cause_of` finds penstock's
-error in what Spark raises.
+error in what Spark raises; `ensure_java` finds a Java for Spark and gives its tasks this interpreter.
 Only modules below this package import pyspark, and they do it when they are used.
 
 Examples
@@ -22,6 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark._session.guard import require_classic
+from penstock.spark._session.java import ensure_java
 from penstock.spark._tasks.failures import cause_of
 from penstock.spark._tasks.partitions import map_in_arrow
 from penstock.spark.batch import run
@@ -39,6 +40,7 @@ __all__ = [
     "apply_in_pandas_with_state",
     "cause_of",
     "engines",
+    "ensure_java",
     "gang",
     "map_in_arrow",
     "ordered",

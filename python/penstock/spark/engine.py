@@ -63,7 +63,7 @@ from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
 from penstock.spark._tasks.place import Secret
-from penstock.spark._tasks.slots import capacity, held_slots, present, require_slots
+from penstock.spark._tasks.slots import advice, capacity, held_slots, present, require_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,7 +236,7 @@ class Engine:
         Raises
         ------
         SlotsError
-            Within moments, when the cluster can never offer ``workers + 1`` task slots.
+            Within moments, when a setting says that the cluster can never offer ``workers + 1`` task slots.
         EngineError
             When an executor cannot serve (a table says why), or slots do not come within `start_timeout`.
         """
@@ -457,7 +457,8 @@ class Engine:
             ``emit="final"``. A flow of several sources is fed by one query on what `penstock.spark.tagged` makes of
             their streams.
         sink : callable
-            ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times.
+            ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times until it
+            returns. The next batch drops the rows (small results happen to stay readable): write or collect them here.
         late : callable, or dict of name to callable, optional
             ``late(df, batch_id)`` with the rows that came too late. Without it they are counted and a warning tells.
             Where several sources have event time and other columns, a dict with a function for those of each, as for
@@ -545,6 +546,9 @@ class Engine:
         Notes
         -----
         The query's worker threads, connections and state end here; what came out stays.
+
+        It is final: the checkpoint of a query with durable state is finished, and a restart that brings more rows is an
+        `EngineError`. Do not call it to restart or deploy; stop the query for that.
         """
         return self._queries.find(query).finish(self._spark, self._require_open, sides)
 
@@ -563,7 +567,8 @@ class Engine:
 
         Notes
         -----
-        Started again from its checkpoint, a query that kept state ends with `StateLost`; one without goes on.
+        Started again, a query with durable state goes on from its checkpoint, and one without state from its batch; one
+        that kept state in memory ends with `StateLost`.
 
         This happens by itself to a query that has ended and cannot come back, after `linger` seconds, unless
         `finish` was called: its Spark query is not active any more, and its checkpoint does not exist. Spark deletes
@@ -951,11 +956,15 @@ class Engine:
             raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {1 << 12}")
         assert self._rescales is not None
         sc = self._spark.sparkContext
-        found = present(sc, capacity(sc))
+        bound = capacity(sc)
+        found, held = present(sc, bound), sum(held_slots(sc).values())
         # One slot is for the queries' own tasks.
         most = 1 << 12
-        free = most if found.slots is None else min(most, max(0, found.slots - 1 - sum(held_slots(sc).values())))
-        return self._rescales.ask(workers, free, found.setting)
+        free = most if found.slots is None else min(most, max(0, found.slots - 1 - held))
+        setting = found.setting
+        if bound.slots is not None:
+            setting = f"{setting}. {advice(found, held - self.workers + workers + 1)}"
+        return self._rescales.ask(workers, free, setting)
 
     def owners(self, query: Any = None) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step of the query; -1 of a bin that is split (`bins`).

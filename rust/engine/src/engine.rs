@@ -199,6 +199,7 @@ impl Engine {
             Event::GroupFailed { ref query, .. }
             | Event::Batch { ref query, .. }
             | Event::Committed { ref query, .. }
+            | Event::Rests { ref query, .. }
             | Event::Finish { ref query, .. }
             | Event::Stop { ref query } => {
                 let id = query.clone();
@@ -342,7 +343,8 @@ impl Engine {
         self.cancel_rescale(handle, out);
     }
 
-    /// Goes back to the number before. Who has gone stays away: a cancel asks for no task slot, so it always comes to an end.
+    /// Goes back to the number before. Who has gone stays away, and who has not come is not waited for: a cancel asks for no task slot, so it
+    /// always comes to an end.
     fn cancel_rescale(&mut self, handle: Handle, out: &mut Vec<Effect>) {
         let Some(rescale) = self.rescale.as_mut().filter(|one| one.handle == handle && !one.cancelled) else { return };
         rescale.cancelled = true;
@@ -362,9 +364,12 @@ impl Engine {
             self.roster.retire(slot);
             out.push(Effect::RetireResident { slot });
         }
-        let settled = self.roster.complete()
+        // What broke when a member went takes nobody in before that one is back, and is mended then.
+        let cancelled = self.rescale.is_some_and(|rescale| rescale.cancelled);
+        let rests = |query: &Query| query.has_settled(&self.roster) || (cancelled && query.is_broken());
+        let settled = (cancelled || self.roster.complete())
             && self.roster.leaving().next().is_none()
-            && self.queries.values().all(|query| query.has_settled(&self.roster));
+            && self.queries.values().all(rests);
         if settled && let Some(Rescale { handle, late, .. }) = self.rescale.take() {
             let moved = self.queries.values().map(|query| query.shifts(&self.roster).0).sum();
             let waited_ms = self.setup.start_ms;

@@ -112,7 +112,10 @@ pub enum EngineError {
         asked: u64,
     },
     /// The final epoch has run.
-    #[error("the query is finished after batch {after}: batch {asked} comes too late")]
+    #[error(
+        "the query is finished after batch {after}: batch {asked} comes too late, finish() has ended its input for good; put back a copy \
+         of the checkpoint from before it, or start a new query from batch 0 (a new checkpoint)"
+    )]
     Finished {
         /// The last batch.
         after: u64,
@@ -129,7 +132,8 @@ pub enum EngineError {
     },
     /// State is gone and nothing durable has it.
     #[error(
-        "the state at the beginning of batch {epoch} is lost: {reason}; start a new query from batch 0 (a new checkpoint)"
+        "the state at the beginning of batch {epoch} is lost: {reason}; start a new query from batch 0 (a new checkpoint), and one that has \
+         a checkpointLocation, which outlives its workers unless checkpoint=None"
     )]
     StateLost {
         /// The batch that needs it.
@@ -182,7 +186,9 @@ pub enum EngineError {
         after: String,
     },
     /// Another engine serves the checkpoint.
-    #[error("the engine of claim {claim} serves this checkpoint: end it first, or take over with takeover=True")]
+    #[error(
+        "the engine of claim {claim} serves this checkpoint: end it first, or take over with pk.Engine(..., takeover=True)"
+    )]
     Held {
         /// Its claim.
         claim: u64,
@@ -196,7 +202,7 @@ pub enum EngineError {
         by: u64,
     },
     /// Storage does not work.
-    #[error("{what} failed {tries} times: {reason}; nothing is lost, the batch can be asked for again")]
+    #[error("{what} failed {tries} times: {reason}; nothing is lost: mend the store, then start the query again")]
     Store {
         /// What was tried.
         what: &'static str,
@@ -241,7 +247,9 @@ pub enum EngineError {
     #[error("{0}")]
     Member(Failure),
     /// Members did not come.
-    #[error("{missing} of {wanted} workers are missing")]
+    #[error(
+        "{missing} of {wanted} workers are missing: free task slots, or raise start_timeout; then start the query again"
+    )]
     NoMembers {
         /// How many.
         missing: u32,
@@ -249,7 +257,10 @@ pub enum EngineError {
         wanted: u32,
     },
     /// Attempt after attempt broke off.
-    #[error("epoch {epoch} broke off {tries} times, at last: {reason}")]
+    #[error(
+        "epoch {epoch} broke off {tries} times, at last: {reason}; \"member lost\" in the log says what becomes of the workers (memory limits, \
+         preemption): mend that, then start the query again"
+    )]
     Broken {
         /// The epoch.
         epoch: u64,
@@ -327,7 +338,11 @@ fn remedy(reason: &str) -> &'static str {
 }
 
 fn fenced(claim: u64, by: u64) -> String {
-    match by > claim {
+    match by >= claim {
+        true if by == claim => format!(
+            "another engine has made claim {claim} on the checkpoint, too, and after this one: the store cannot tell two that \
+             begin at one moment apart; the query goes on there, and to come back, close that engine and start the query again"
+        ),
         true => format!(
             "claim {by} has taken the checkpoint over from claim {claim}: another engine serves the query, which goes on \
              there; to come back, close that engine and start the query again"

@@ -301,8 +301,13 @@ pub enum Stored {
     Contents(Contents),
     /// Whether the claim was made: there was none of its number.
     Claimed(bool),
-    /// Number of the newest claim.
-    NewestClaim(u64),
+    /// The newest claim.
+    NewestClaim {
+        /// Its number, 0 where there is none.
+        number: u64,
+        /// Who made it, where the store may let two engines make one of the same number.
+        nonce: Option<u64>,
+    },
     /// Written.
     Written,
 }
@@ -372,6 +377,13 @@ pub enum Event {
     },
     /// Spark's commit log has a batch; told while the query is idle.
     Committed {
+        /// Whose.
+        query: QueryId,
+        /// Which.
+        epoch: u64,
+    },
+    /// Spark does not run the query and its commit log does not have the batch: that comes again when the query is started again.
+    Rests {
         /// Whose.
         query: QueryId,
         /// Which.
@@ -589,6 +601,11 @@ pub enum Wait {
         /// Of which query.
         query: QueryId,
     },
+    /// A query whose last batch failed, or was not committed: it has to be started again, or dropped.
+    Restart {
+        /// Of which query.
+        query: QueryId,
+    },
 }
 
 /// What an engine asks for.
@@ -660,7 +677,7 @@ pub enum Effect {
         /// Registry's address is filled in by the executor.
         claim: Claim,
     },
-    /// Read the number of the newest claim.
+    /// Read which claim is the newest.
     ReadClaims {
         /// The question.
         ticket: Ticket,
@@ -690,7 +707,8 @@ pub enum Effect {
         /// Which.
         names: Vec<String>,
     },
-    /// Tell when Spark's commit log has this batch, while Spark runs the query; answered by [`Event::Committed`], or by the next call.
+    /// Tell when Spark's commit log has this batch, while Spark runs the query; answered by [`Event::Committed`] or [`Event::Rests`], or by
+    /// the next call.
     WatchCommit {
         /// Whose.
         query: QueryId,

@@ -58,10 +58,11 @@ impl Roster {
         self.seats.values().filter(|seat| seat.wish != Wish::Drains).count() as u32
     }
 
-    /// Wants another number, of the slots that are held first; returns the slots that are new.
+    /// Wants another number, of the slots that are held first, and of these those that have a member; returns the slots that are new.
     pub(crate) fn want(&mut self, wanted: u32) -> Vec<u32> {
-        let staying = |seat: &&mut Seat| seat.wish != Wish::Drains;
-        for (place, seat) in (0..).zip(self.seats.values_mut().filter(staying)) {
+        let mut staying: Vec<&mut Seat> = self.seats.values_mut().filter(|seat| seat.wish != Wish::Drains).collect();
+        staying.sort_by_key(|seat| seat.member.is_none());
+        for (place, seat) in (0..).zip(staying) {
             seat.wish = if place < wanted { Wish::Wanted } else { Wish::Unwanted };
         }
         (self.wanted()..wanted).map(|_| self.add()).collect()

@@ -263,7 +263,7 @@ pub(crate) fn from_cluster(error: &ClusterError) -> PyErr {
         | ClusterError::WeakSecret
         | ClusterError::BadKey { .. } => Kind::Config,
         ClusterError::Arrow(_) => Kind::Schema,
-        ClusterError::UnknownMember { .. } | ClusterError::Closed(_) => Kind::Engine,
+        ClusterError::UnknownMember { .. } => Kind::Engine,
         _ if error.is_authentication() => Kind::Authentication,
         _ => Kind::Protocol,
     };

@@ -144,7 +144,15 @@ class Checkpoints:
 
         listing: list[tuple[str, int, bytes | None]] = [(entry.name, entry.size, None) for entry in storage.list()]
         claims = json.loads(_native.checkpoint_contents(listing, False))["claims"]
-        return {"NewestClaim": max((number for number, _ in claims), default=0)}
+        number, nonce = max((number for number, _ in claims), default=0), None
+        if number and not storage.exclusive:
+            # Two engines may have made it at one moment; who wrote last has it.
+            name = max(name for name, _, _ in listing if name.startswith("claim-"))
+            [[_, claim]] = json.loads(_native.checkpoint_contents([(name, 0, storage.read(name))], False))["claims"]
+            if "Ok" not in claim:
+                raise OSError(f"{name} is being written")
+            nonce = claim["Ok"]["nonce"]
+        return {"NewestClaim": {"number": number, "nonce": nonce}}
 
     def _write(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         from penstock import _native

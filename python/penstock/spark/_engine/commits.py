@@ -108,9 +108,17 @@ class Commits:
         committed = facts.committed()
         if committed is not None and committed >= epoch:
             log.debug("query %s: Spark has committed batch %d", query_id, committed)
-            try:
-                self._executor.post({"Committed": {"query": query_id, "epoch": committed}})
-            except EngineError as error:
-                log.debug("the commit of query %s is told to nobody: %s", query_id, error)
+            self._post({"Committed": {"query": query_id, "epoch": committed}}, query_id)
             return True
-        return not active
+        if active is False:
+            # It asks for the batch again when it is started again, and for nothing before.
+            self._post({"Rests": {"query": query_id, "epoch": epoch}}, query_id)
+            return True
+        # Not known: Spark is asked again, unless it never ran such a query, or has ended.
+        return not facts.seen or self._spark.sparkContext._jsc is None
+
+    def _post(self, event: dict[str, Any], query_id: str) -> None:
+        try:
+            self._executor.post(event)
+        except EngineError as error:
+            log.debug("how query %s rests is told to nobody: %s", query_id, error)

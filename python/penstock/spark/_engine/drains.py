@@ -5,12 +5,14 @@ pieces stay at their members until the next epoch is asked for, so the DataFrame
 sink wants, and a task that Spark runs again reads the same rows.
 
 Few rows come through the driver instead, as a local relation: a stage of Python tasks costs a batch a tenth of a second
-whatever it holds. Invariant: what the driver holds of an epoch is bounded, in rows and in bytes.
+whatever it holds. A member that does not give them to the driver is asked by tasks, which Spark runs again. Invariant:
+what the driver holds of an epoch is bounded, in rows and in bytes.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +22,7 @@ import pyspark
 from pyspark.sql.types import _parse_datatype_string
 
 from penstock._schema import conform, spark_types, to_ddl
-from penstock.errors import ProtocolError
+from penstock.errors import AuthenticationError, ProtocolError
 from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, Secret
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DrainTask", "Piece", "are_few", "outputs", "struct_type"]
+
+log = logging.getLogger(__name__)
 
 #: Rows and bytes of an epoch that go through the driver at most. Spark makes rows of them one by one in one thread,
 #: which is slower than tasks that share the work from about 30,000 rows on.
@@ -147,11 +151,6 @@ def outputs(
     pyspark.sql.DataFrame
         One partition for each piece, or a local relation where there are few rows; readable until the next epoch of the
         query begins.
-
-    Raises
-    ------
-    ProtocolError
-        When a member that has some of few rows cannot be read.
     """
     fixed = tuple(pieces)
     types = spark_types(schema)
@@ -184,14 +183,18 @@ def struct_type(ddl: str) -> Any:
 
 
 def _few(task: DrainTask) -> pa.Table | None:
-    """The rows of an epoch, where they are few."""
+    """The rows of an epoch, where they are few and their members give them."""
     if not are_few(task.pieces):
         return None
     found, size = [], 0
-    for piece in task.pieces:
-        for batch in task.rows(piece):
-            size += batch.nbytes
-            if size > _LOCAL_BYTES:
-                return None
-            found.append(batch)
+    try:
+        for piece in task.pieces:
+            for batch in task.rows(piece):
+                size += batch.nbytes
+                if size > _LOCAL_BYTES:
+                    return None
+                found.append(batch)
+    except (ProtocolError, AuthenticationError) as error:
+        log.info("query %s: tasks read batch %d: %s", task.query, task.epoch, error)
+        return None
     return pa.Table.from_batches(found, task.schema)

@@ -300,7 +300,10 @@ class Journal:
         with self._lock:
             asked = self._asked.pop(facts["ticket"], None)
         failure = facts["answer"].get("Err")
-        if asked is None or asked.member is None or failure is None or failure["kind"] != "Store":
+        if asked is None or asked.member is None or failure is None:
+            return
+        # Nobody else tells of files that are not merged, but where the workers ended meanwhile.
+        if failure["kind"] != "Store" and (asked.what != "Merge" or failure["kind"] in ("Stale", "Echo", "State")):
             return
         self.counters.add("penstock_storage_errors_total", self._name_of(asked.query) or asked.query)
         reason = failure["message"]

@@ -84,7 +84,10 @@ def examine(found: Mapping[str, Any], here: Mapping[str, str], registry: str) ->
     def add(what: str, fix: str) -> None:
         result.append(Finding(executor, what, fix))
 
-    ship = "put it into the image, or ship a packed environment (venv-pack, --archives); --py-files cannot carry it"
+    ship = (
+        "in local mode set PYSPARK_PYTHON to the driver's interpreter (penstock.spark.ensure_java() does); else put it"
+        " into the image, or ship a packed environment (venv-pack, --archives): --py-files cannot carry it"
+    )
     if "penstock_error" in found:
         add(f"penstock cannot be imported: {found['penstock_error']}", ship)
     elif found.get("penstock") != here["penstock"]:

@@ -51,6 +51,11 @@ class StreamFacts:
         """Whether Spark runs the query now."""
         return self._tell("active", lambda: self._active() is not None)
 
+    @property
+    def seen(self) -> bool:
+        """Whether it was found among the queries that Spark ran; those that are called by hand never are."""
+        return self._seen is not None
+
     def run_id(self) -> str | None:
         """Spark's id of the present run."""
         return self._of("run", lambda execution: str(execution.runId()))

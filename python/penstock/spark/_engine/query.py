@@ -659,15 +659,21 @@ class Query:
     def _fed(self, rows: DataFrame, task: feeds.FeedTask, again: bool) -> list[feeds.Receipt]:
         """The receipts of rows that tasks have brought to the members, or the driver where they are few.
 
-        What is fed again goes by the tasks: whatever went wrong, less of it stands here then.
+        What is fed again goes by the tasks: whatever went wrong, less of it stands here then. So does what a member
+        would not take from the driver: Spark tries its tasks again, and counts no rows of this attempt.
         """
-        few = feeds.first(rows) if self._shortcut.open and not again else None
-        if few is not None:
-            seat = task.seats[task.epoch % len(task.seats)]
-            found = [feeds.Receipt(**row) for row in task.stage(few, 0, self._shortcut.attempt(), seat)]
-        else:
-            if self._shortcut.open and not again:
+        found: list[feeds.Receipt] | None = None
+        if self._shortcut.open and not again:
+            few = feeds.first(rows)
+            if few is None:
                 self._shortcut.missed()
+            else:
+                seat = task.seats[task.epoch % len(task.seats)]
+                try:
+                    found = [feeds.Receipt(**row) for row in task.stage(few, 0, self._shortcut.attempt(), seat)]
+                except (ProtocolError, AuthenticationError) as error:
+                    log.info("query %s: tasks feed batch %d: %s", self.name, task.epoch, error)
+        if found is None:
             # Functions of the user's get blocks as Spark was told to make them.
             narrow = () if self.program.bound else self.program.read.values()
             with feeds.larger_batches(rows.sparkSession, narrow):

@@ -156,6 +156,7 @@ class Rescales:
             "Moves": f"bins of query {name}",
             "Commit": f"the commit or the next batch of query {name}",
             "Batch": f"the next batch of query {name}",
+            "Restart": f"query {name}, whose last batch failed or was not committed: start it again, or engine.drop it",
         }[kind]
 
     # In the executor's thread

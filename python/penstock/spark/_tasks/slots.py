@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import SlotsError
 from penstock.spark._engine.handles import open_engines
 
-__all__ = ["Capacity", "capacity", "executor_count", "held_slots", "present", "require_gang", "require_slots"]
+__all__ = ["Capacity", "advice", "capacity", "executor_count", "held_slots", "present", "require_gang", "require_slots"]
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,14 @@ class Capacity:
         What bounds it, as the user wrote it.
     executors : int or None
         How many executors the configuration asks for, where it says so.
+    cpus : int
+        Cores of a slot (``spark.task.cpus``).
     """
 
     slots: int | None
     setting: str
     executors: int | None = None
+    cpus: int = 1
 
 
 def capacity(sc: Any) -> Capacity:
@@ -72,7 +75,8 @@ def present(sc: Any, found: Capacity) -> Capacity:
     except Exception as error:  # py4j's own, or the context is gone
         log.debug("the slots of the executors cannot be found out: %s", error)
         return found
-    return Capacity(slots, f"the executors that there are offer {slots}: add some ({found.setting})", found.executors)
+    setting = f"the executors that there are offer {slots}: add some ({found.setting})"
+    return Capacity(slots, setting, found.executors, found.cpus)
 
 
 def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_count) -> Capacity:
@@ -81,7 +85,7 @@ def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_co
     Examples
     --------
     >>> from_settings("local[4]", {})
-    Capacity(slots=4, setting='local[4]', executors=None)
+    Capacity(slots=4, setting='local[4]', executors=None, cpus=1)
     >>> from_settings("local-cluster[2,2,1024]", {"spark.task.cpus": "2"}).slots
     2
     >>> from_settings("k8s://host", {"spark.executor.instances": "3"}).slots
@@ -90,10 +94,10 @@ def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_co
     cpus = max(1, int(conf.get("spark.task.cpus", "1")))
     if local := re.fullmatch(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?", master):
         threads = local.group(1) or "1"
-        return Capacity((processors() if threads == "*" else int(threads)) // cpus, master)
+        return Capacity((processors() if threads == "*" else int(threads)) // cpus, master, cpus=cpus)
     if cluster := re.fullmatch(r"local-cluster\[\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*[0-9]+\s*\]", master):
         count, cores = int(cluster.group(1)), int(cluster.group(2))
-        return Capacity(count * (cores // cpus), master, count)
+        return Capacity(count * (cores // cpus), master, count, cpus)
     # Standalone gives an executor all cores of its host, and as many executors as fit, unless told otherwise.
     standalone = master.startswith("spark://")
     cores_text = conf.get("spark.executor.cores", "" if standalone else "1")
@@ -102,15 +106,15 @@ def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_co
     if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors", "")
         if not most.isdigit() or int(most) >= 2**31 - 1 or per_executor is None:
-            return Capacity(None, "spark.dynamicAllocation.maxExecutors (unbounded)")
+            return Capacity(None, "spark.dynamicAllocation.maxExecutors (unbounded)", cpus=cpus)
         setting = f"spark.dynamicAllocation.maxExecutors={most} with {shown}"
-        return Capacity(int(most) * per_executor, setting)
+        return Capacity(int(most) * per_executor, setting, cpus=cpus)
     if standalone:
         most = conf.get("spark.cores.max", "")
-        return Capacity(int(most) // cpus if most else None, f"spark.cores.max={most or 'unset'}")
+        return Capacity(int(most) // cpus if most else None, f"spark.cores.max={most or 'unset'}", cpus=cpus)
     count = int(conf.get("spark.executor.instances", "2"))
     setting = f"spark.executor.instances={count} with {shown}"
-    return Capacity(None if per_executor is None else count * per_executor, setting, count)
+    return Capacity(None if per_executor is None else count * per_executor, setting, count, cpus)
 
 
 def require_slots(found: Capacity, workers: int, held: Mapping[str, int] | None = None) -> None:
@@ -145,7 +149,7 @@ Start Spark with local[3] or more
     beside = _beside(held)
     raise SlotsError(
         f"{workers} workers hold {workers} task slots{beside} and the queries need one more: {need};"
-        f" {found.setting} allows {found.slots}. {_advice(found, need, bool(beside))}",
+        f" {found.setting} allows {found.slots}. {advice(found, need, bool(beside))}",
         needed=need,
         available=found.slots,
         setting=found.setting,
@@ -183,7 +187,7 @@ local[3] or more
     beside = _beside(held)
     raise SlotsError(
         f"a gang of {tasks} tasks needs {tasks} task slots at once{beside}; {found.setting} allows {found.slots}."
-        f" {_advice(found, need, bool(beside))}",
+        f" {advice(found, need, bool(beside))}",
         needed=need,
         available=found.slots,
         setting=found.setting,
@@ -194,14 +198,18 @@ def _beside(held: Mapping[str, int] | None) -> str:
     return "".join(f", engine {name} holds {count}" for name, count in held.items()) if held else ""
 
 
-def _advice(found: Capacity, need: int, beside: bool) -> str:
-    advice = {
-        "local[": f"Start Spark with local[{need}] or more",
-        "local-": f"Start Spark with more executors or cores, such as local-cluster[{need},1,1024]",
-    }.get(found.setting[:6], f"Raise {found.setting.partition('=')[0]} or spark.executor.cores")
-    if found.setting == "local":
-        advice = f"Start Spark with local[{need}] or more"
-    return advice + ", or close the other engine first" if beside else advice
+def advice(found: Capacity, need: int, beside: bool = False) -> str:
+    """What to set for so many slots; `beside` where other engines hold some of them."""
+    name, cores = found.setting.partition("=")[0], need * found.cpus
+    if re.match(r"local(\[|$)", name):
+        text = f"Start Spark with local[{cores}] or more"
+    elif name.startswith("local-"):
+        text = f"Start Spark with more executors or cores, such as local-cluster[{need},{found.cpus},1024]"
+    elif name == "spark.cores.max":
+        text = f"Raise spark.cores.max to {cores} or more"
+    else:
+        text = f"Raise {name} or spark.executor.cores"
+    return text + ", or close the other engine first" if beside else text
 
 
 def held_slots(sc: Any, but: Any = None) -> dict[str, int]:

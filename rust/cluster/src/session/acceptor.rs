@@ -20,6 +20,9 @@ use super::stream::Stream;
 use super::{HandshakeError, Keys, Limits, Metrics, Role, Session, tls};
 use crate::error::{ClusterError, Failure};
 
+/// How long a thread that accepts is woken before it is left behind, and the pause between two tries.
+const WAKE_TIME: Duration = Duration::from_secs(5);
+const WAKE_PAUSE: Duration = Duration::from_millis(1);
 /// Pause after the system refused to accept (no file descriptors, no memory).
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 /// One place in so many is kept for hosts that are known.
@@ -174,9 +177,15 @@ impl Acceptor {
     pub(crate) fn close(&mut self) {
         self.shared.closed.store(true, SeqCst);
         if let Some(thread) = self.thread.take() {
-            wake(self.address);
-            // A panic of the accepting thread has been reported by the panic hook.
-            let _ = thread.join();
+            let until = Instant::now() + WAKE_TIME;
+            while !thread.is_finished() && Instant::now() < until {
+                wake(self.address);
+            }
+            // Where the address has gone, or no descriptor is left, nothing wakes it: it is left behind, and ends with whoever connects next.
+            if thread.is_finished() {
+                // A panic of the accepting thread has been reported by the panic hook.
+                let _ = thread.join();
+            }
         }
         loop {
             let threads = {
@@ -208,8 +217,9 @@ fn wake(mut address: SocketAddr) {
             SocketAddr::V6(_) => address.set_ip(Ipv6Addr::LOCALHOST.into()),
         }
     }
-    // Failing means that the backlog is full: then accept returns without our help.
+    // Failing may mean that the backlog is full: then accept returns without our help.
     let _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
+    thread::sleep(WAKE_PAUSE);
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {

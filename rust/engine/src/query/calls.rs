@@ -136,6 +136,7 @@ impl Query {
             self.lose(&error, view);
         }
         if call.what != What::Regroup {
+            self.rests = true;
             view.out.push(Effect::Fail { query: self.id.clone(), epoch: call.epoch, error });
         }
         self.go_on(view);
@@ -177,6 +178,7 @@ impl Query {
     fn go_on(&mut self, view: &mut View<'_>) {
         match self.next.take() {
             Some(event) => self.step(event, view),
+            None if self.rests => self.regroup(view),
             None => self.watch(view),
         }
     }

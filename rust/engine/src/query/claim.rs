@@ -25,7 +25,7 @@ impl Query {
         self.call = Some(Call { what, epoch, clock_ms, planned_ms, tries: 0, sink_calls: 0, phase });
         // Who keeps the log tells how far it goes: one that was put back from a copy ends before what was known here.
         self.committed = if self.program.durable { committed } else { self.committed.max(committed) };
-        self.watched = None;
+        (self.watched, self.rests) = (None, false);
         if let Some(error) = self.misfit.clone() {
             return self.fail(error, view);
         }
@@ -87,6 +87,7 @@ impl Query {
             let error = EngineError::Busy { running: call.epoch, asked: epoch };
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
         }
+        self.rests = false;
         let (what, phase) = (What::Finish, Phase::Claiming);
         self.call = Some(Call { what, epoch, clock_ms, planned_ms: None, tries: 0, sink_calls: 0, phase });
         match self.status {

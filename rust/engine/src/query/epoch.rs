@@ -253,10 +253,10 @@ impl Query {
         }
     }
 
-    /// The newest claim, read again.
-    pub(super) fn checked(&mut self, newest: u64, view: &mut View<'_>) {
+    /// The newest claim, read again. Where two engines may have made one of the same number, it is of who wrote last.
+    pub(super) fn checked(&mut self, newest: u64, nonce: Option<u64>, view: &mut View<'_>) {
         let claim = self.claim.as_ref().map_or(0, |claim| claim.number);
-        if newest != claim {
+        if newest != claim || nonce.is_some_and(|nonce| nonce != view.setup.nonce) {
             return self.fail(EngineError::Fenced { claim, by: newest }, view);
         }
         self.allowed(view);

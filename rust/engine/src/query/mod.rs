@@ -273,7 +273,12 @@ pub(crate) struct Query {
     shifted: u32,
     /// The batch whose commit is watched for.
     watched: Option<u64>,
+    /// Whether no call comes by itself: the last one failed, or Spark has stopped the query before it committed.
+    rests: bool,
     merged: Option<(BTreeSet<String>, DataFile)>,
+    /// Merges that failed, one after the other, and the batch from which on the next may be tried.
+    unmerged: u32,
+    merge_from: u64,
     trouble: String,
     /// The member whose loss it was, if one's.
     gone: Option<MemberId>,
@@ -313,7 +318,10 @@ impl Query {
             reread: false,
             shifted: 0,
             watched: None,
+            rests: false,
             merged: None,
+            unmerged: 0,
+            merge_from: 0,
             trouble: String::new(),
             gone: None,
             misfit: None,
@@ -423,6 +431,13 @@ impl Query {
                 self.committed = self.committed.max(Some(epoch));
                 self.regroup(view);
             }
+            Event::Rests { epoch, .. } => {
+                let last = self.frozen.as_ref().and_then(|frozen| frozen.at.epoch);
+                if self.call.is_none() && self.watched == Some(epoch) && last == Some(epoch) {
+                    self.rests = true;
+                    self.regroup(view);
+                }
+            }
             Event::Stop { .. } => self.stop(view),
             Event::GroupFailed { stamp, failure, .. } if stamp == self.stamp && self.status == Status::Running => {
                 self.broke(&failure.message, view);
@@ -530,7 +545,7 @@ impl Query {
             (asked, Err(StoreError::Unavailable(reason))) => self.unavailable(asked, reason, view),
             (Asked::Checkpoint { .. }, Ok(Stored::Contents(contents))) => self.read(&contents, view),
             (Asked::Claim { claim, .. }, Ok(Stored::Claimed(made))) => self.claimed(claim, made, view),
-            (Asked::Claims { .. }, Ok(Stored::NewestClaim(newest))) => self.checked(newest, view),
+            (Asked::Claims { .. }, Ok(Stored::NewestClaim { number, nonce })) => self.checked(number, nonce, view),
             (Asked::Manifest { manifest, .. }, Ok(Stored::Written)) => self.sealed(*manifest, view),
             _ => {}
         }

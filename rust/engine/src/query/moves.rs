@@ -430,13 +430,17 @@ impl Query {
     /// Between two batches, once Spark has committed the last: takes in who came, lets go who may.
     pub(super) fn regroup(&mut self, view: &mut View<'_>) {
         let started = !self.members.is_empty() && matches!(self.status, Status::Running | Status::Broken);
-        if self.call.is_some() || !started || self.moves() {
+        if self.call.is_some() || !started {
             return;
         }
-        let proven = match &self.frozen {
-            Some(frozen) => frozen.returned && self.committed >= frozen.at.epoch,
-            None => self.base.epoch.is_some(),
-        };
+        let proven = self.is_proven();
+        if self.rests && !proven && self.program.durable && !self.members.iter().all(|one| view.roster.stays(*one)) {
+            // Nobody asks it for a batch, and those that leave wait for it: what it has is in its checkpoint, too.
+            return self.start_over(view);
+        }
+        if self.moves() {
+            return;
+        }
         if !proven || self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
             return self.watch(view);
         }
@@ -464,6 +468,14 @@ impl Query {
             }
         }
         self.begin_generation(view);
+    }
+
+    /// Whether nothing goes back to before the last epoch any more.
+    fn is_proven(&self) -> bool {
+        match &self.frozen {
+            Some(frozen) => frozen.returned && self.committed >= frozen.at.epoch,
+            None => self.base.epoch.is_some(),
+        }
     }
 
     /// Between two batches, when members come or go and nothing but Spark's commit of the last one is missing: asks to be told of it.
@@ -500,6 +512,11 @@ impl Query {
         self.unsettled(roster).is_none()
     }
 
+    /// Whether it goes back to the last epoch when it goes on.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.status == Status::Broken && self.call.is_none()
+    }
+
     /// What has to come before this query is what the roster wants.
     pub(crate) fn unsettled(&self, roster: &Roster) -> Option<Wait> {
         let query = || self.id.clone();
@@ -515,8 +532,11 @@ impl Query {
             Some(Call { what: What::Regroup, .. }) => Some(Wait::Generation { query: query() }),
             Some(call) => Some(Wait::Epoch { query: query(), epoch: call.epoch }),
             None if matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) => None,
+            // Who has come takes part with its next batch, should there be one.
+            None if self.rests && !self.is_proven() && self.members.iter().all(stays) => None,
             None if self.moves() => Some(Wait::Moves { query: query() }),
             None => match &self.frozen {
+                _ if self.rests && !self.is_proven() => Some(Wait::Restart { query: query() }),
                 Some(frozen) if frozen.returned && !frozen.finish => {
                     Some(Wait::Commit { query: query(), epoch: frozen.at.epoch.unwrap_or(0) })
                 }
@@ -566,7 +586,8 @@ impl Query {
         if running
             && self.merged.is_none()
             && !self.is_merging()
-            && is_worth_merging(&base.files, view.setup.merge_files)
+            && base.batch >= self.merge_from
+            && is_worth_merging(&base.files, view.setup.merge_files, self.members.len())
         {
             let files = base.files.clone();
             let names = files.iter().map(|file| file.name.clone()).collect();
@@ -586,12 +607,17 @@ impl Query {
 
     /// A merged file of a generation that has ended is not used.
     pub(super) fn merged_files(&mut self, names: BTreeSet<String>, answer: Result<Answer, Failure>) {
-        if let Ok(Answer::Written(mut files)) = answer
-            && files.len() == 1
-            && files[0].generation == self.stamp.generation
-            && let Some(file) = files.pop()
-        {
-            self.merged = Some((names, file));
+        match answer {
+            Ok(Answer::Written(mut files)) => {
+                let file = files.pop().filter(|file| files.is_empty() && file.generation == self.stamp.generation);
+                self.merged = file.map(|file| (names, file));
+                self.unmerged = 0;
+            }
+            // It reads and writes all state: what cannot be read, or has no room, is not tried at every batch.
+            _ => {
+                self.unmerged = (self.unmerged + 1).min(LONGEST_PAUSE);
+                self.merge_from = self.base.epoch.unwrap_or(0) + (1 << self.unmerged);
+            }
         }
     }
 
@@ -658,9 +684,14 @@ impl Recut {
 
 /// Files are merged whatever that costs when there are so many times as many as are to be: a manifest names them all.
 const TOO_MANY: usize = 8;
+/// Each member writes a file a batch: so many of each may be there before they are many.
+const MANY_OF_EACH: usize = 8;
+/// After a merge that failed so many batches pass, to the power of two, before the next.
+const LONGEST_PAUSE: u32 = 8;
 
 /// Whether there are so many files that it pays to write all that they hold anew.
-fn is_worth_merging(files: &[DataFile], many: usize) -> bool {
+fn is_worth_merging(files: &[DataFile], many: usize, members: usize) -> bool {
+    let many = many.max(MANY_OF_EACH * (members - 1));
     let lengths = files.iter().map(|file| file.length);
     let largest = lengths.clone().max().unwrap_or(0);
     let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
@@ -691,7 +722,8 @@ mod tests {
 
     #[test]
     fn state_is_written_anew_when_half_of_it_has_changed_or_files_are_too_many() {
-        let grown = |large: u64, small: usize| is_worth_merging(&files([large].into_iter().chain(vec![10; small])), 64);
+        let grown =
+            |large: u64, small: usize| is_worth_merging(&files([large].into_iter().chain(vec![10; small])), 64, 2);
         assert!(!grown(10, 63), "few files");
         assert!(grown(10, 64));
         assert!(!grown(1_000_000, 64) && !grown(1_000_000, 511), "all of it for 5 KB");
@@ -707,7 +739,7 @@ mod tests {
             for _ in 0..5_000 {
                 held.extend(files([changes]));
                 changed += changes;
-                if is_worth_merging(&held, 64) {
+                if is_worth_merging(&held, 64, 1) {
                     held = files([1_000_000]);
                     written += 1_000_000;
                 }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Claim, Contents, Dismissal, Effect, Engine, EngineError, Event, Failure, FormatError, Kind, MemberId,
-    Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait, Wish, encode,
+    Answer, Claim, Contents, DataFile, Dismissal, Effect, Engine, EngineError, Event, Failure, FormatError, Kind,
+    MemberId, Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait,
+    Wish, encode,
 };
 
 const QUERY: &str = "q";
@@ -23,6 +24,8 @@ struct Script {
     sinks: Vec<Effect>,
     /// The checkpoint of a durable query.
     store: Option<Contents>,
+    /// Of the files that members write, should they write any.
+    file_bytes: Option<u64>,
 }
 
 fn migrated(times: &[(u64, u32)]) -> Answer {
@@ -59,8 +62,8 @@ impl Script {
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
         let engine = Engine::new(setup);
-        let (hold, held, done, sinks, store) = Default::default();
-        let mut script = Script { engine, program, hold, held, done, sinks, store };
+        let (hold, held, done, sinks, store, file_bytes) = Default::default();
+        let mut script = Script { engine, program, hold, held, done, sinks, store, file_bytes };
         let effects = script.engine.begin();
         script.perform(effects);
         for slot in 0..workers {
@@ -119,7 +122,12 @@ impl Script {
         let Some(contents) = self.store.as_mut().filter(|_| !held) else { return };
         let (ticket, stored) = match effect {
             Effect::ReadCheckpoint { ticket, .. } => (ticket, Stored::Contents(contents.clone())),
-            Effect::ReadClaims { ticket, .. } => (ticket, Stored::NewestClaim(contents.newest_made())),
+            Effect::ReadClaims { ticket, .. } => {
+                let number = contents.newest_made();
+                let made = contents.claims.iter().rev().find(|(one, _)| *one == number);
+                let nonce = made.and_then(|(_, claim)| claim.as_ref().ok()).map(|claim| claim.nonce);
+                (ticket, Stored::NewestClaim { number, nonce })
+            }
             Effect::CreateClaim { ticket, claim, .. } => {
                 contents.claims.push((claim.number, Ok(claim)));
                 (ticket, Stored::Claimed(true))
@@ -147,7 +155,10 @@ impl Script {
                 migrated(&(0..steps.len() as u32).map(|slice| (0, slice)).collect::<Vec<_>>())
             }
             Request::Recut { .. } => migrated(&[(0, 0)]),
-            Request::Write { .. } => Answer::Written(Vec::new()),
+            Request::Write { stamp, epoch } => Answer::Written(Vec::from_iter(self.file_bytes.map(|length| {
+                let (epoch, generation) = (*epoch, stamp.generation);
+                DataFile { name: format!("data-{ticket}"), length, checksum: 0, epoch, generation }
+            }))),
             _ => Answer::Done,
         };
         self.hear(Event::Answer { ticket, answer: Ok(answer) });
@@ -795,6 +806,38 @@ fn a_torn_manifest_ends_the_clearing_up_until_its_batch_is_over_only() {
 
 /// Who died while it took the checkpoint over has not taken it.
 #[test]
+fn a_claim_of_the_same_number_that_another_engine_made_at_the_same_moment_counts() {
+    let mut script = Script::durable(2);
+    script.hold = vec!["Sink"];
+    script.batch(0);
+    let Some(contents) = &mut script.store else { panic!("it has a checkpoint") };
+    let Some((1, Ok(claim))) = contents.claims.last_mut() else { panic!("{:?}", contents.claims) };
+    claim.nonce += 1;
+    script.sunk();
+    let errors = script.errors();
+    assert_eq!(errors, [EngineError::Fenced { claim: 1, by: 1 }]);
+    let told = errors[0].to_string();
+    assert!(told.contains("another engine has made claim 1") && told.contains("close that engine"), "{told}");
+    assert!(script.store.is_some_and(|contents| contents.manifests.is_empty()), "nothing is written under it");
+}
+
+#[test]
+fn files_that_cannot_be_merged_are_not_read_again_at_every_batch() {
+    let mut script = Script::durable(1);
+    (script.file_bytes, script.hold) = (Some(10), vec!["Merge"]);
+    let mut tried = Vec::new();
+    for epoch in 0..100 {
+        assert!(completes(&script.batch(epoch), epoch));
+        if !script.held.is_empty() {
+            tried.push(epoch);
+            script.fail(0, Kind::Damaged, "file data-7 has other bytes than were written");
+        }
+    }
+    // Batch 65 begins with 65 files.
+    assert_eq!(tried, [65, 67, 71, 79, 95]);
+}
+
+#[test]
 fn part_of_a_claim_does_not_end_the_clearing_up() {
     let mut script = Script::durable(1);
     script.batch(0);
@@ -1117,6 +1160,91 @@ fn a_rescale_takes_effect_when_spark_has_committed_and_no_batch_comes() {
     assert!(script.done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(1), moved: 2 }), "{:?}", script.done);
     assert_eq!(script.owners(), [0; 4]);
     assert!(completes(&script.batch(2), 2));
+}
+
+#[test]
+fn a_query_whose_batch_failed_holds_no_rescale_up() {
+    let restart = || vec![Wait::Restart { query: QUERY.into() }];
+    let rescaled = |handle, workers| Effect::Rescaled { handle, outcome: Ok(workers), moved: 0 };
+    let up = |slot: u32| {
+        let (member, executor) = (MemberId(u64::from(slot) + 1), format!("executor {slot}"));
+        Event::MemberUp { slot, member, executor, executors: slot + 1 }
+    };
+    for durable in [false, true] {
+        // Its first batch fails, or the sink of a later one: Spark has ended the query.
+        for first in [true, false] {
+            let mut script = if durable { Script::durable(2) } else { Script::new(2) };
+            if !first {
+                script.batch(0);
+            }
+            let epoch = u64::from(!first);
+            script.hold = vec!["Sink"];
+            script.batch(epoch);
+            let failed = script.sinks.last().map(|effect| match effect {
+                Effect::Sink { ticket, .. } => *ticket,
+                effect => panic!("{effect:?}"),
+            });
+            let reason = || Failure { kind: Kind::User, message: "a typo".into() };
+            script.hear(Event::Sunk { ticket: failed.expect("it was called"), outcome: Err(reason()) });
+            assert_eq!(script.errors(), [EngineError::Sink { epoch, reason: "a typo".into() }]);
+            script.hold.clear();
+            // Who comes is there for the next batch, should one come.
+            script.done.clear();
+            script.hear(Event::Rescale { handle: 1, workers: 3, free: 1 });
+            script.hear(up(2));
+            assert!(script.done.contains(&rescaled(1, 3)), "{:?}", script.done);
+            // State that nothing but a member has is not given up; that of a checkpoint is read again.
+            script.done.clear();
+            script.hear(Event::Rescale { handle: 2, workers: 1, free: 0 });
+            if durable {
+                assert!(script.done.contains(&rescaled(2, 1)), "{:?}", script.done);
+                assert_eq!(requests(&script.done), ["Drop"]);
+                // The store of this script reads no files.
+                let batch = script.batch(epoch);
+                assert!(batch.iter().any(|effect| matches!(effect, Effect::ReadCheckpoint { .. })), "{batch:?}");
+            } else {
+                assert_eq!(script.engine.rescaling().expect("it runs").waits, restart());
+                script.hear(Event::CancelRescale { handle: 2 });
+                assert!(script.done.contains(&rescaled(2, 2)), "{:?}", script.done);
+                assert!(completes(&script.batch(epoch), epoch));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_query_that_was_stopped_before_the_commit_holds_no_rescale_up() {
+    let mut script = Script::durable(2);
+    script.batch(0);
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    assert_eq!(script.done, [Effect::WatchCommit { query: QUERY.into(), epoch: 0 }]);
+    let rests = |epoch| Event::Rests { query: QUERY.into(), epoch };
+    script.hear(rests(7));
+    assert!(script.engine.rescaling().is_some(), "another batch is meant");
+    script.hear(rests(0));
+    assert!(script.done.contains(&Effect::Rescaled { handle: 1, outcome: Ok(1), moved: 0 }), "{:?}", script.done);
+    // It comes again, and is no news by then.
+    assert!(completes(&script.batch(0), 0));
+    script.hear(rests(0));
+    assert!(completes(&script.batch(1), 1));
+}
+
+#[test]
+fn a_rescale_that_is_cancelled_waits_for_nobody_who_is_missing() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 4, free: 2 });
+    // Its executor goes for good, and those that were asked for never come.
+    script.hear(Event::MemberLost { member: MemberId(1), reason: "its executor was taken away".into() });
+    script.done.clear();
+    script.hear(Event::CancelRescale { handle: 1 });
+    let retire = |slot| Effect::RetireResident { slot };
+    assert_eq!(script.done, [retire(2), retire(3), Effect::Rescaled { handle: 1, outcome: Ok(2), moved: 0 }]);
+    // To do with those that there are is no rescale that waits.
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 2, workers: 1, free: 0 });
+    assert!(script.done.contains(&retire(0)), "the one that nobody serves: {:?}", script.done);
 }
 
 #[test]

@@ -46,6 +46,7 @@ fn sequence_04_idle_moves_wait_until_the_record_is_taken() {
 fn sequence_05_members_come_and_go_between_the_request_and_the_mark() {
     sequence("5 rescale", &["rescaled", "sink failed", "abandoned"]);
     sequence("5 rescale without a checkpoint", &["rescaled", "stopped"]);
+    sequence("5 rescale while it rests", &["rescaled", "stopped", "rests"]);
     for world in sequence("5 executors go", &["rescaled"]) {
         assert_eq!(["draining", "drained", "restarted"].map(|what| world.times(what)), [2, 2, 0]);
     }
@@ -123,6 +124,11 @@ fn sequence_11_the_end_comes_once() {
 #[test]
 fn sequence_12_two_engines() {
     sequence("12 two engines", &["held", "fenced"]);
+}
+
+#[test]
+fn sequence_12_two_engines_that_claim_at_once() {
+    sequence("12 two engines claim at once", &["claim overwritten", "fenced"]);
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(crate) fn random(seed: u64) -> Option<String> {
         keep: dice.between(1, 3) as u32,
         slow: dice.between(3, 40),
         faults: Plan { scripted: Vec::new(), random: dice.below(9) as u32, rate: dice.between(10, 160) },
+        exclusive: !dice.once_in(4),
     })
 }
 
@@ -47,6 +48,7 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
         durable: true,
         retry_sink: true,
         takeover: false,
+        exclusive: true,
         merge_files: 64,
         merge_ms: 300,
         few: None,
@@ -98,6 +100,11 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             scenario.durable = false;
             let workers = if seed % 4 < 2 { 1 } else { 4 };
             vec![at("sink called", batch, Fault::Rescale(workers)), at("returned", batch, Fault::Stop)]
+        }
+        "5 rescale while it rests" => {
+            let workers = if seed % 4 < 2 { 1 } else { 4 };
+            let when = if seed.is_multiple_of(2) { "returned" } else { "sink called" };
+            vec![at("returned", 1, Fault::Rescale(workers)), at(when, batch + 1, Fault::Stop)]
         }
         "5 rescale and back" => {
             let workers = if seed % 4 < 2 { 1 } else { 4 };
@@ -161,6 +168,11 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             scenario.takeover = seed.is_multiple_of(2);
             let when = ["sink called", "manifest asked", "returned", "batch called"][(seed / 2 % 4) as usize];
             vec![at(when, batch, Fault::SecondEngine)]
+        }
+        "12 two engines claim at once" => {
+            // A write that was begun before the other one looked comes when that has long begun to work.
+            (scenario.exclusive, scenario.slow) = (false, 2);
+            vec![at("checkpoint asked", 1, Fault::SecondEngine)]
         }
         "a checkpoint is put back" => {
             scenario.batches = 8;

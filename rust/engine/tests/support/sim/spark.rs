@@ -185,11 +185,23 @@ impl World {
         self.after(pause, move |world| world.trigger(run));
     }
 
-    /// Whoever watches the commit log sees a batch in it, after a while.
+    /// Whoever watches the commit log sees a batch in it, or that nothing runs that would write it, after a while.
     pub fn tell_commit(&mut self, driver: usize) {
         let commits = self.spark.commits;
-        let Some(epoch) = self.drivers[driver].watched.take_if(|epoch| *epoch < commits) else { return };
-        self.soon(60, move |world| world.hear(driver, Event::Committed { query: QUERY.into(), epoch }));
+        let runs = self.spark.runs.iter().any(|run| run.alive && run.driver == driver);
+        let seen = |epoch: &mut u64| *epoch < commits || !runs;
+        let Some(epoch) = self.drivers[driver].watched.take_if(seen) else { return };
+        let query = || QUERY.into();
+        let event = match epoch < commits {
+            true => Event::Committed { query: query(), epoch },
+            false => Event::Rests { query: query(), epoch },
+        };
+        self.soon(60, move |world| {
+            if matches!(event, Event::Rests { .. }) {
+                world.reached("rests");
+            }
+            world.hear(driver, event);
+        });
     }
 
     fn query_fails(&mut self, run: usize, epoch: u64, error: EngineError) {
@@ -209,6 +221,7 @@ impl World {
         });
         let others = self.spark.runs.iter().any(|run| run.alive);
         let nonce = self.drivers[self.spark.runs[run].driver].nonce;
+        self.tell_commit(self.spark.runs[run].driver);
         match &error {
             EngineError::Held { .. } | EngineError::Fenced { .. } if others => return,
             EngineError::Finished { .. } if self.spark.finished => return self.end(None),
@@ -263,6 +276,7 @@ impl World {
         let driver = self.spark.runs[at].driver;
         self.spark.runs[at].alive = false;
         self.reached("stopped");
+        self.tell_commit(driver);
         if self.spark.runs[at].call.is_some() {
             self.hear(driver, Event::Stop { query: QUERY.into() });
             if self.spark.runs[at].call.is_some() {

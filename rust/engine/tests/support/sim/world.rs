@@ -11,8 +11,8 @@ use super::hosts::Process;
 use super::spark::Spark;
 use super::storage::Storage;
 use crate::machine::{
-    Effect, Engine, EngineError, Event, Manifest, MemberEvent, MemberId, Operator, Plan as Flow, Program, Request,
-    Setup, StoreError, Stored, Ticket,
+    Claim, Effect, Engine, EngineError, Event, Manifest, MemberEvent, MemberId, Operator, Plan as Flow, Program,
+    Request, Setup, StoreError, Stored, Ticket, encode,
 };
 
 /// Something that happens at its time.
@@ -47,6 +47,8 @@ pub struct Scenario {
     pub durable: bool,
     pub retry_sink: bool,
     pub takeover: bool,
+    /// Of two that make a claim of one number at the same time one is told that it came second.
+    pub exclusive: bool,
     pub merge_files: usize,
     /// How long a merge of files takes at most.
     pub merge_ms: u64,
@@ -335,6 +337,7 @@ impl World {
             Effect::Feed { ticket, epoch, members, .. } => self.feed(driver, ticket, epoch, members),
             Effect::Sink { ticket, epoch, pieces, .. } => self.sink(driver, ticket, epoch, pieces),
             Effect::ReadCheckpoint { ticket, .. } => {
+                self.reached("checkpoint asked");
                 self.store(driver, ticket, move |world| {
                     let holder = world.storage.holder();
                     let answers = |one: &Driver| one.alive && Some(one.nonce) == holder;
@@ -348,10 +351,20 @@ impl World {
                 if !self.scenario.takeover && self.drivers.iter().enumerate().any(held) {
                     self.violate("a checkpoint is claimed whose engine answers".into());
                 }
-                self.store(driver, ticket, move |world| Stored::Claimed(world.storage.claim(&claim)));
+                let looked = !self.scenario.exclusive && !self.storage.files.contains_key(&Claim::name(claim.number));
+                self.store(driver, ticket, move |world| {
+                    if looked && !world.storage.claim(&claim) {
+                        world.reached("claim overwritten");
+                        world.storage.files.insert(Claim::name(claim.number), encode(&claim));
+                    }
+                    Stored::Claimed(world.storage.claim(&claim))
+                });
             }
             Effect::ReadClaims { ticket, .. } => {
-                self.store(driver, ticket, |world| Stored::NewestClaim(world.storage.newest_claim()));
+                self.store(driver, ticket, |world| Stored::NewestClaim {
+                    number: world.storage.newest_claim(),
+                    nonce: world.storage.holder().filter(|_| !world.scenario.exclusive),
+                });
             }
             Effect::WriteManifest { ticket, manifest, .. } => {
                 self.reached("manifest asked");

@@ -1,0 +1,116 @@
+"""What the engine's protocol reads of claims: from stores that let two engines make one of a number, and others."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from penstock._storage import Entry, Piece, open_storage
+from penstock.spark._engine.checkpoints import Checkpoints
+
+QUERY = "q"
+
+
+class Shared:
+    """An object store: `create` looks first, and nothing holds up who looked at the same moment."""
+
+    url = "mem://checkpoint"
+    exclusive = False
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        #: What `create` finds, whatever is there.
+        self.looks_empty = False
+
+    def list(self) -> list[Entry]:
+        return [Entry(name, len(content)) for name, content in self.files.items()]
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self.files[name][offset:][:length]
+
+    def write(self, name: str, pieces: Iterable[Piece]) -> int:
+        self.files[name] = b"".join(bytes(piece) for piece in pieces)
+        return len(self.files[name])
+
+    def create(self, name: str, data: Piece) -> bool:
+        if name in self.files and not self.looks_empty:
+            return False
+        self.files[name] = bytes(data)
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.files.pop(name, None)
+
+
+class Protocol:
+    """Asks a checkpoint as the protocol does, and hears what comes back."""
+
+    def __init__(self, storage: Any, nonce: int) -> None:
+        self.nonce = nonce
+        self._effects: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+        self._heard: queue.Queue[Any] = queue.Queue()
+        Checkpoints(self, lambda _query: storage, "localhost:1", nonce)  # type: ignore[arg-type]
+
+    def perform(self, **effects: Callable[[Mapping[str, Any]], None]) -> None:
+        self._effects.update(effects)
+
+    def post(self, event: Any) -> None:
+        self._heard.put(event)
+
+    def ask(self, effect: str, **facts: Any) -> Any:
+        self._effects[effect]({"ticket": 7, "query": QUERY, **facts})
+        told = self._heard.get(timeout=30)["Stored"]
+        assert told["ticket"] == 7
+        return told["outcome"]
+
+    def claim(self, number: int) -> Any:
+        claim = {"number": number, "nonce": self.nonce, "registry": "localhost:1", "from": None}
+        return self.ask("CreateClaim", claim=claim)
+
+    def newest(self) -> Any:
+        return self.ask("ReadClaims")
+
+
+def newest(number: int, nonce: int | None) -> dict[str, Any]:
+    return {"Ok": {"NewestClaim": {"number": number, "nonce": nonce}}}
+
+
+def test_of_two_claims_made_at_once_the_last_one_counts() -> None:
+    store = Shared()
+    one, other = Protocol(store, 11), Protocol(store, 22)
+    assert one.newest() == newest(0, None)
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    assert one.newest() == other.newest() == newest(1, 11)
+    assert other.claim(1) == {"Ok": {"Claimed": False}}
+    store.looks_empty = True
+    assert other.claim(1) == {"Ok": {"Claimed": True}}
+    assert one.newest() == other.newest() == newest(1, 22)
+    store.looks_empty = False
+    assert one.claim(2) == {"Ok": {"Claimed": True}}
+    assert other.newest() == newest(2, 11)
+
+
+def test_a_claim_that_is_being_written_is_asked_for_again() -> None:
+    store = Shared()
+    one = Protocol(store, 11)
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    [name] = store.files
+    whole = store.files[name]
+    store.files[name] = whole[: len(whole) // 2]
+    [(kind, reason)] = one.newest()["Err"].items()
+    assert kind == "Unavailable"
+    assert name in reason
+    store.files[name] = whole
+    assert one.newest() == newest(1, 11)
+
+
+@pytest.mark.parametrize("claims", [0, 1, 3])
+def test_where_one_comes_second_the_number_tells(tmp_path: Any, claims: int) -> None:
+    one = Protocol(open_storage(str(tmp_path)), 11)
+    for number in range(1, claims + 1):
+        assert one.claim(number) == {"Ok": {"Claimed": True}}
+    assert one.newest() == newest(claims, None)
