@@ -12,10 +12,14 @@
 //! A bin keeps its keys with their open sessions, ascending, each with the words of its accumulators. Undo keeps the sessions of a key as they
 //! were when it was first touched since the mark.
 //!
-//! Invariants: the sessions of a key ascend and more than the gap is between them; a key without sessions is kept only while it is touched;
-//! no session ends before `earliest`.
+//! When the watermark comes only keys are looked at that may have a session behind it, by a heap of ends in which a key stands once: one whose sessions
+//! grow is put back when it comes up. What an epoch costs is what has changed in it, however many sessions are open.
+//!
+//! Invariants: the sessions of a key ascend and more than the gap is between them; a key without sessions is kept only while it is touched, and is
+//! among the `vacant`; a key with sessions is `due` by the end of its first one, and the heap has it there.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use arrow_array::RecordBatch;
 use hashbrown::HashTable;
@@ -94,6 +98,8 @@ struct Key {
     name: Box<[u8]>,
     open: Open,
     touched: bool,
+    /// Its end in the heap; `i64::MAX` when it is not there. Others that the heap has of its place are of before.
+    due: i64,
 }
 
 /// The native state of one bin under sessions.
@@ -101,8 +107,10 @@ pub(crate) struct Sessions {
     shape: Box<Shape>,
     gap_us: i64,
     fired: i64,
-    /// No session ends before.
-    earliest: i64,
+    /// When keys may have a session that is over, with their places.
+    ends: BinaryHeap<Reverse<(i64, u32)>>,
+    /// Places of keys that have no sessions, or had none.
+    vacant: Vec<u32>,
     index: HashTable<u32>,
     keys: Vec<Key>,
     /// Keys with sessions.
@@ -133,7 +141,8 @@ impl Sessions {
             shape: Box::new(shape),
             gap_us,
             fired: i64::MIN,
-            earliest: i64::MAX,
+            ends: BinaryHeap::new(),
+            vacant: Vec::new(),
             index: HashTable::new(),
             keys: Vec::new(),
             live: 0,
@@ -161,7 +170,8 @@ impl Sessions {
         self.find(of).unwrap_or_else(|| {
             let (hash, null, name) = of;
             let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
-            self.keys.push(Key { hash, null, name: name.into(), open: Open::new(), touched: false });
+            self.keys.push(Key { hash, null, name: name.into(), open: Open::new(), touched: false, due: i64::MAX });
+            self.vacant.push(at);
             self.bytes += size_of::<Key>() + name.len();
             let keys = &self.keys;
             self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
@@ -171,7 +181,7 @@ impl Sessions {
 
     /// Changes the sessions of a key, and keeps count. What `change` says beside is what it has changed: bytes of sessions before, and after.
     ///
-    /// Cost: that of what changes, however many sessions of the key are open.
+    /// Cost: that of what changes, however many sessions of the key are open, and a place in the heap where its first one ends earlier now.
     fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open) -> (T, usize, usize)) -> T {
         let key = &mut self.keys[at];
         if let Some(undo) = &mut self.undo
@@ -184,18 +194,29 @@ impl Sessions {
         let (done, gone, come) = change(&mut key.open);
         self.bytes = self.bytes + come - gone;
         self.live = self.live + usize::from(!key.open.is_empty()) - usize::from(before);
-        if let Some(first) = key.open.first() {
-            self.earliest = self.earliest.min(first.last + self.gap_us);
+        if before && key.open.is_empty() {
+            self.vacant.push(at as u32);
         }
+        self.expect(at);
         done
+    }
+
+    /// Puts a key into the heap where it stands nowhere, or later than its first session ends.
+    fn expect(&mut self, at: usize) {
+        let key = &mut self.keys[at];
+        if let Some(end) = key.open.first().map(|first| first.last + self.gap_us).filter(|end| *end < key.due) {
+            key.due = end;
+            self.ends.push(Reverse((end, at as u32)));
+        }
     }
 
     /// Drops keys without sessions; their places are taken by others, so nothing may be touched.
     fn purge(&mut self) {
-        if self.live == self.keys.len() {
-            return;
-        }
-        for at in (0..self.keys.len()).rev() {
+        let mut vacant = std::mem::take(&mut self.vacant);
+        // The last one takes the place of one that goes: from behind, no place that is still to be looked at changes.
+        vacant.sort_unstable_by_key(|at| Reverse(*at));
+        vacant.dedup();
+        for at in vacant.drain(..).map(|at| at as usize) {
             if !self.keys[at].open.is_empty() {
                 continue;
             }
@@ -210,7 +231,14 @@ impl Sessions {
                 if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
                     *entry = at as u32;
                 }
+                self.ends.push(Reverse((moved.due, at as u32)));
             }
+        }
+        self.vacant = vacant;
+        // What the heap has of keys that are elsewhere, or gone, comes up late or never.
+        if self.ends.len() > 2 * self.keys.len() + 64 {
+            let all = self.keys.iter().zip(0..).map(|(key, at)| Reverse((key.due, at)));
+            self.ends = all.collect();
         }
     }
 
@@ -256,27 +284,29 @@ impl Sessions {
         mut give: impl FnMut(&Session, Name<'_>) -> Result<(), OpError>,
     ) -> Result<(), OpError> {
         self.fired = self.fired.max(watermark);
-        if self.earliest >= watermark {
-            return Ok(());
-        }
-        let ends = |session: &Session, gap: i64| session.last + gap < watermark;
-        let mut earliest = i64::MAX;
-        for at in 0..self.keys.len() {
-            let (key, gap) = (&self.keys[at], self.gap_us);
-            let count = key.open.iter().take_while(|session| ends(session, gap)).count();
-            for session in &key.open[..count] {
-                give(session, (key.hash, key.null, &key.name))?;
+        let gap = self.gap_us;
+        while let Some(Reverse((end, at))) = self.ends.peek().copied().filter(|Reverse((end, _))| *end < watermark) {
+            let at = at as usize;
+            if self.keys.get(at).is_some_and(|key| key.due == end) {
+                let key = &self.keys[at];
+                let count = key.open.iter().take_while(|session| session.last + gap < watermark).count();
+                for session in &key.open[..count] {
+                    give(session, (key.hash, key.null, &key.name))?;
+                }
+                self.keys[at].due = i64::MAX;
+                self.ends.pop();
+                if count > 0 {
+                    self.change(at, |open| {
+                        let gone = bytes_of(&open[..count]);
+                        drop(open.drain(..count));
+                        ((), gone, 0)
+                    });
+                }
+                self.expect(at);
+            } else {
+                self.ends.pop();
             }
-            if count > 0 {
-                self.change(at, |open| {
-                    let gone = bytes_of(&open[..count]);
-                    drop(open.drain(..count));
-                    ((), gone, 0)
-                });
-            }
-            earliest = self.keys[at].open.first().map_or(earliest, |first| earliest.min(first.last + gap));
         }
-        self.earliest = earliest;
         if self.undo.is_none() {
             self.purge();
         }
@@ -404,22 +434,27 @@ impl Sessions {
     fn encode_changes(&self, place: &mut Progress, all: bool) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.shape_bytes(ENTRIES_VERSION));
         let (mut name, mut value) = (Vec::new(), Vec::new());
-        while let Some(key) = self.keys.get(place.changes) {
-            let changed = if all { !key.open.is_empty() } else { key.touched };
-            if changed {
-                if writer.len() >= CHUNK_BYTES {
-                    break;
-                }
-                if !std::mem::replace(&mut place.begun, true) {
-                    writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
-                }
-                self.put(key, &mut name, &mut value);
-                writer.push(match key.open.is_empty() {
-                    true => Entry::Gone { hash: key.hash, key: &name },
-                    false => Entry::Put { hash: key.hash, key: &name, value: &value },
-                });
+        let begin = place.changes as u32;
+        let mut touched = self.undo.iter().flat_map(move |undo| undo.saved.range(begin..)).map(|(at, _)| *at);
+        let mut next = |from: usize| match all {
+            true => (from..self.keys.len()).find(|at| !self.keys[*at].open.is_empty()),
+            false => touched.next().map(|at| at as usize),
+        };
+        while let Some(at) = next(place.changes) {
+            if writer.len() >= CHUNK_BYTES {
+                place.changes = at;
+                break;
             }
-            place.changes += 1;
+            let key = &self.keys[at];
+            if !std::mem::replace(&mut place.begun, true) {
+                writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
+            }
+            self.put(key, &mut name, &mut value);
+            writer.push(match key.open.is_empty() {
+                true => Entry::Gone { hash: key.hash, key: &name },
+                false => Entry::Put { hash: key.hash, key: &name, value: &value },
+            });
+            place.changes = at + 1;
         }
         (!writer.is_empty()).then(|| writer.finish())
     }
@@ -516,7 +551,7 @@ impl Sessions {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes + 8 * self.index.capacity()
+        self.bytes + 8 * self.index.capacity() + 16 * self.ends.capacity()
     }
 
     /// Keys with open sessions.
@@ -687,5 +722,111 @@ impl KeyedOp for SessionOp {
 
     fn resume(&mut self, watermark_us: i64) {
         self.watermark = watermark_us;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::key::KeyKind;
+
+    const GAP: i64 = 5;
+
+    fn sessions() -> Sessions {
+        Sessions::new(Shape { key: KeyKind::Bytes, accs: SmallVec::new(), track: false }, GAP)
+    }
+
+    fn add(sessions: &mut Sessions, key: u8, at: i64) {
+        let name = [key];
+        assert!(sessions.merge((u64::from(key), false, &name), (at, at), 0, (&[], &Blobs::default())).is_ok());
+    }
+
+    /// Sessions that are open, by key and first row.
+    fn open(sessions: &Sessions) -> BTreeMap<(u8, i64), i64> {
+        let of = |key: &Key| key.open.iter().map(|one| ((key.name[0], one.first), one.last)).collect::<Vec<_>>();
+        sessions.keys.iter().flat_map(of).collect()
+    }
+
+    fn check(sessions: &Sessions) {
+        for (at, key) in (0..).zip(&sessions.keys) {
+            let stands = sessions.ends.iter().any(|Reverse(one)| *one == (key.due, at));
+            assert_eq!(stands, key.due < i64::MAX, "key {at}");
+            match key.open.first() {
+                Some(first) => assert!(key.due <= first.last + GAP),
+                None => assert!(sessions.vacant.contains(&at)),
+            }
+        }
+        let names: usize =
+            sessions.keys.iter().map(|key| size_of::<Key>() + key.name.len() + bytes_of(&key.open)).sum();
+        assert_eq!(sessions.bytes, names);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_over_is_found_without_a_look_at_what_is_not(
+            steps in prop::collection::vec((0_u8..12, 0_u8..6, 0_i64..40), 1..120),
+        ) {
+            let (mut sessions, mut marked, mut watermark) = (sessions(), BTreeMap::new(), 0);
+            for (what, key, at) in steps {
+                match what {
+                    0 => {
+                        sessions.mark();
+                        marked = open(&sessions);
+                    }
+                    1 => {
+                        sessions.rollback();
+                        prop_assert_eq!(&open(&sessions), &marked);
+                    }
+                    2 => {
+                        sessions.settle();
+                        marked = BTreeMap::new();
+                    }
+                    3 | 4 => {
+                        watermark = watermark.max(at);
+                        let mut expected = open(&sessions);
+                        expected.retain(|_, last| *last + GAP < watermark);
+                        let mut fired = BTreeMap::new();
+                        sessions
+                            .fire(watermark, |one, (_, _, name)| {
+                                fired.insert((name[0], one.first), one.last);
+                                Ok(())
+                            })
+                            .unwrap();
+                        prop_assert_eq!(fired, expected);
+                    }
+                    _ => add(&mut sessions, key, at),
+                }
+                check(&sessions);
+            }
+        }
+    }
+
+    #[test]
+    fn an_epoch_looks_at_keys_that_come_up_alone() {
+        let mut sessions = sessions();
+        let of = |number: i64| number.to_le_bytes();
+        for number in 0..10_000 {
+            let name = of(number);
+            let merged = sessions.merge((number as u64, false, &name), (number, number), 0, (&[], &Blobs::default()));
+            assert!(merged.is_ok());
+        }
+        assert_eq!(sessions.ends.len(), 10_000);
+        for number in 0..1_000 {
+            let mut fired = 0;
+            sessions
+                .fire(number + GAP + 1, |_, _| {
+                    fired += 1;
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(
+                (fired, sessions.keys.len(), sessions.ends.peek().map(|Reverse((end, _))| *end)),
+                (1, 9_999 - number as usize, Some(number + 1 + GAP))
+            );
+        }
+        // Each key that has gone has another in its place, which stands in the heap twice: these are swept out.
+        assert!(sessions.ends.len() <= 2 * 9_000 + 64);
     }
 }
