@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
-from durable_support import Runs
+from durable_support import Runs, only
 from engine_support import COUNTS, Kept, bag, counted, numbers, state, wait_for
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, StateLost
+from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -147,3 +149,24 @@ def test_timers_and_aggregates_of_users_outlive_engines(cluster: Any, runs: Runs
         assert bag(runs.kept.batches[batch]) == expected, batch
     held = pk.state.read(runs.check, "reminders").to_pylist()
     assert sorted(row["k"] for row in held) == list(range(7)) and all(row["readable"] for row in held)
+
+
+def test_an_end_that_was_not_meant_is_taken_back_by_hand(cluster: Any, runs: Runs) -> None:
+    """As the messages and docs/checkpoint-format.md say."""
+    flow = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"), emit="final")
+    runs.add()
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        query = runs.rest(engine, flow)
+        query.stop()
+        assert to_table(engine.finish(query)).num_rows > 0
+    runs.add()
+    with pk.Engine(cluster, workers=1, bits=4) as engine:
+        error = runs.fails(engine, flow)
+        assert re.search(r"is finished after batch 0: .* delete its file manifest-\.\.\.-finished-\.\.\.", str(error))
+        with pytest.raises(EngineError, match="by an engine before this one"):
+            engine.finish(runs.function.query_id)
+        only(runs.files, "manifest-*-finished-*").unlink()
+        query = runs.rest(engine, flow)
+        query.stop()
+        rows = to_table(engine.finish(query)).to_pylist()
+    assert {row["k"]: (row["n"], row["total"]) for row in rows} == counted(2)

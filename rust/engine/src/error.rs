@@ -114,7 +114,7 @@ pub enum EngineError {
     /// The final epoch has run.
     #[error(
         "the query is finished after batch {after}: batch {asked} comes too late, finish() has ended its input for good; put back a copy \
-         of the checkpoint from before it, or start a new query from batch 0 (a new checkpoint)"
+         of the checkpoint from before it or delete its file manifest-...-finished-..., or start a new query from batch 0 (a new checkpoint)"
     )]
     Finished {
         /// The last batch.

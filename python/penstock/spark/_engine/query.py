@@ -353,7 +353,8 @@ class Query:
             if self._rest is None and self.finished:
                 raise EngineError(
                     f"query {self.name} ({self.id}) was finished by an engine before this one: what came out went to"
-                    " who called finish() there, and is not kept",
+                    " who called finish() there, and is not kept; to have it again delete the file"
+                    " manifest-...-finished-... of its checkpoint, start the query again, and call finish() when it rests",
                     query=self.id,
                 )
             # Of one that has had no batch nothing comes.

@@ -274,6 +274,8 @@ impl<H: Host> Actor<H> {
             }
             MemberEffect::CloseOutputs { epoch } => {
                 self.query.outputs().close(epoch);
+                // Spark has committed it: nobody asks for its files again.
+                self.running.iter_mut().for_each(|running| _ = running.record.take_if(|(last, _)| *last <= epoch));
                 self.settle(epoch);
             }
             MemberEffect::SettleEpoch { epoch } => self.settle(epoch),

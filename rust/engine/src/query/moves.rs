@@ -684,18 +684,17 @@ impl Recut {
 
 /// Files are merged whatever that costs when there are so many times as many as are to be: a manifest names them all.
 const TOO_MANY: usize = 8;
-/// Each member writes a file a batch: so many of each may be there before they are many.
-const MANY_OF_EACH: usize = 8;
+/// Each member writes a file a batch: so many of each may be there before that, where members are many.
+const OF_EACH: usize = 64;
 /// After a merge that failed so many batches pass, to the power of two, before the next.
 const LONGEST_PAUSE: u32 = 8;
 
 /// Whether there are so many files that it pays to write all that they hold anew.
 fn is_worth_merging(files: &[DataFile], many: usize, members: usize) -> bool {
-    let many = many.max(MANY_OF_EACH * (members - 1));
     let lengths = files.iter().map(|file| file.length);
     let largest = lengths.clone().max().unwrap_or(0);
     let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
-    files.len() > many && (pays || files.len() > TOO_MANY * many)
+    files.len() > many && (pays || files.len() > (TOO_MANY * many).max(OF_EACH * (members - 1)))
 }
 
 fn refused(reason: impl Into<String>) -> EngineError {
