@@ -354,7 +354,7 @@ class Query:
                 raise EngineError(
                     f"query {self.name} ({self.id}) was finished by an engine before this one: what came out went to"
                     " who called finish() there, and is not kept; to have it again delete the file"
-                    " manifest-...-finished-... of its checkpoint, start the query again, and call finish() when it rests",
+                    " manifest-...-finished-... of its checkpoint, start the query again, and call finish()",
                     query=self.id,
                 )
             # Of one that has had no batch nothing comes.
