@@ -61,8 +61,11 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
             }
         };
         let mut kept = false;
-        for bin in from {
-            let mut held = table.uninstall_held(*bin).ok_or(BinsError::Absent { bin: *bin })?;
+        let gone = match recut.merges {
+            true => table.uninstall_parts(recut.bin, from)?,
+            false => vec![table.uninstall_held(recut.bin).ok_or(BinsError::Absent { bin: recut.bin })?],
+        };
+        for (bin, mut held) in from.iter().zip(gone) {
             held.begins = begins;
             if held.epoch.is_some() || begins.is_some() {
                 kept = true;
@@ -70,12 +73,15 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
                 self.left.borrow_mut().push(*bin);
             }
         }
-        for (bin, state) in to.iter().zip(made) {
-            let (epoch, begins) = (table.epoch(), None);
-            let held = Held { state: Box::new(state), arrived: kept, came: false, epoch, begins, copied: false };
-            table.install_held(*bin, held)?;
-            self.stats.record(self.index, *bin, time.clone(), BinEvent::Cut, 0);
+        let epoch = table.epoch();
+        let held =
+            |state| Held { state: Box::new(state), arrived: kept, came: false, epoch, begins: None, copied: false };
+        let mut come = to.iter().copied().zip(made.into_iter().map(held));
+        match recut.merges {
+            true => come.try_for_each(|(bin, held)| table.install_held(bin, held))?,
+            false => table.install_parts(recut.bin, come.collect())?,
         }
+        to.iter().for_each(|bin| self.stats.record(self.index, *bin, time.clone(), BinEvent::Cut, 0));
         self.stats.owned.fetch_add(to.len() as u64, Relaxed);
         self.stats.owned.fetch_sub(from.len() as u64, Relaxed);
         let mut pending = self.pending.borrow_mut();

@@ -241,6 +241,41 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
+    /// The same for all parts of a bin: one after the other each would cost all of them.
+    pub(crate) fn install_parts(&mut self, of: u32, parts: Vec<(u32, Held<S>)>) -> Result<(), BinsError> {
+        self.check_free(of)?;
+        let range = range_of(of, self.bits).ok_or(BinsError::Absent { bin: of })?;
+        let numbers: Vec<(u32, u32)> = parts.iter().map(|(part, _)| (*part, 0)).collect();
+        self.held += parts.len();
+        for (part, held) in parts {
+            self.split.insert(part, held.state);
+            self.note(part);
+            if held.arrived {
+                self.arrived.insert(part);
+            }
+            if held.came {
+                self.came.insert(part);
+            }
+        }
+        self.parts.replace(range, &numbers);
+        Ok(())
+    }
+
+    /// Takes all parts of a bin out of service, with what their undo refers to.
+    pub(crate) fn uninstall_parts(&mut self, of: u32, parts: &[u32]) -> Result<Vec<Held<S>>, BinsError> {
+        let range = range_of(of, self.bits).ok_or(BinsError::Absent { bin: of })?;
+        let states = parts.iter().map(|part| self.split.remove(part).ok_or(BinsError::Absent { bin: *part }));
+        let states = states.collect::<Result<Vec<_>, _>>()?;
+        self.parts.unset(range);
+        self.held -= states.len();
+        let held = parts.iter().zip(states).map(|(part, mut state)| {
+            state.leave();
+            let (arrived, came) = (self.arrived.remove(part), self.came.remove(part));
+            Held { state, arrived, came, epoch: self.epoch, begins: self.begins, copied: false }
+        });
+        Ok(held.collect())
+    }
+
     /// A bin will come from another process. Should the table end before [`all_came`](Self::all_came), nothing of it counts.
     pub(crate) fn announced(&mut self, bin: u32) -> Result<(), BinsError> {
         self.check_free(bin)?;
@@ -414,8 +449,27 @@ mod tests {
 
     use super::*;
     use crate::keyed::KeyedMap;
+    use crate::parts::number_of;
 
     type Counts = KeyedMap<u64, u64>;
+
+    /// What costs all parts of a bin for each of them does not come to an end here.
+    #[test]
+    fn a_bin_becomes_many_parts_and_one_again_at_once() {
+        let mut table = BinTable::fresh(&Routing::new(1, 1).unwrap(), 0, &Counts::default);
+        let parts: Vec<u32> = (0..1 << 18).map(|part| number_of(Range::new(part, 19).unwrap(), 1).unwrap()).collect();
+        let held = |state| Held { state, arrived: false, came: true, epoch: None, begins: None, copied: false };
+        assert!(table.uninstall_parts(0, &parts[..1]).is_err(), "it is whole");
+        let whole = table.uninstall(0).unwrap();
+        let made: Vec<(u32, Held<Counts>)> = parts.iter().map(|part| (*part, held(Box::default()))).collect();
+        table.install_parts(0, made).unwrap();
+        assert_eq!((table.owned().count(), table.bin_of(1 << 45)), ((1 << 18) + 1, parts[1]));
+        assert!(table.install_parts(0, vec![(parts[0], held(Box::default()))]).is_err(), "it is split");
+        let gone = table.uninstall_parts(0, &parts).unwrap();
+        assert!(gone.len() == parts.len() && gone.iter().all(|held| held.came));
+        table.install(0, whole).unwrap();
+        assert_eq!((table.owned().count(), table.bin_of(0)), (2, 0));
+    }
 
     fn table() -> BinTable<Counts> {
         BinTable::fresh(&Routing::new(2, 2).unwrap(), 1, &Counts::default)
