@@ -134,7 +134,7 @@ def manifests(checkpoint: str | os.PathLike[str]) -> pa.Table:
 
     found = _open(checkpoint)
     rows = []
-    for name in sorted(found.names):
+    for name in sorted({*found.manifests, *found.damaged}):
         match = _MANIFEST.fullmatch(name)
         assert match
         row: dict[str, Any] = {"name": name, "batch": int(match[1]), "finished": bool(match[2])}
@@ -234,7 +234,9 @@ class _Checkpoint:
         if batch in self.serving:
             found: Mapping[str, Any] = self.manifests[self.serving[batch]]
             return found
-        bad = next(name for name in batches[batch] if name in self.damaged)
+        bad = next((name for name in batches[batch] if name in self.damaged), None)
+        if bad is None:
+            raise _gone(self.storage, batches[batch][0])
         others = ", ".join(map(str, sorted(self.serving))) or "none"
         raise StorageError(
             f"{self.storage.url}: file {bad} {self.damaged[bad]}: put back the file; batches that can be read: {others}"
@@ -281,9 +283,13 @@ def _read(storage: Storage, name: str, offset: int = 0, length: int | None = Non
     try:
         return storage.read(name, offset, length)
     except FileNotFoundError as error:
-        raise StorageError(f"{storage.url}: file {name} was deleted while it was read: try again") from error
+        raise _gone(storage, name) from error
     except OSError as error:
         raise StorageError(f"{storage.url}: file {name} cannot be read: {error}") from error
+
+
+def _gone(storage: Storage, name: str) -> StorageError:
+    return StorageError(f"{storage.url}: file {name} was deleted while it was read: try again")
 
 
 def _manifest(storage: Storage, name: str) -> bytes | None:

@@ -50,7 +50,7 @@ class Protocol:
     """Asks a checkpoint as the protocol does, and hears what comes back."""
 
     def __init__(self, storage: Any, nonce: int) -> None:
-        self.nonce = nonce
+        self.nonce, self.number = nonce, 0
         self._effects: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self._heard: queue.Queue[Any] = queue.Queue()
         Checkpoints(self, lambda _query: storage, "localhost:1", nonce)  # type: ignore[arg-type]
@@ -69,10 +69,11 @@ class Protocol:
 
     def claim(self, number: int) -> Any:
         claim = {"number": number, "nonce": self.nonce, "registry": "localhost:1", "from": None}
+        self.number = number
         return self.ask("CreateClaim", claim=claim)
 
     def newest(self) -> Any:
-        return self.ask("ReadClaims")
+        return self.ask("ReadClaims", claim=self.number)
 
 
 def newest(number: int, nonce: int | None) -> dict[str, Any]:
@@ -84,14 +85,15 @@ def test_of_two_claims_made_at_once_the_last_one_counts() -> None:
     one, other = Protocol(store, 11), Protocol(store, 22)
     assert one.newest() == newest(0, None)
     assert one.claim(1) == {"Ok": {"Claimed": True}}
-    assert one.newest() == other.newest() == newest(1, 11)
+    assert one.newest() == newest(1, 11)
+    assert other.newest() == newest(1, None), "it is another one's, whatever it says"
     assert other.claim(1) == {"Ok": {"Claimed": False}}
     store.looks_empty = True
     assert other.claim(1) == {"Ok": {"Claimed": True}}
     assert one.newest() == other.newest() == newest(1, 22)
     store.looks_empty = False
     assert one.claim(2) == {"Ok": {"Claimed": True}}
-    assert other.newest() == newest(2, 11)
+    assert (one.newest(), other.newest()) == (newest(2, 11), newest(2, None))
 
 
 def test_a_claim_that_is_being_written_is_asked_for_again() -> None:
@@ -106,6 +108,9 @@ def test_a_claim_that_is_being_written_is_asked_for_again() -> None:
     assert name in reason
     store.files[name] = whole
     assert one.newest() == newest(1, 11)
+    # One that somebody else has not written whole, or of a newer release, shuts this one out all the same.
+    store.files[name.replace("1", "2")] = b""
+    assert one.newest() == newest(2, None)
 
 
 @pytest.mark.parametrize("claims", [0, 1, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import pickle
@@ -251,6 +252,26 @@ def test_a_job_that_may_run_twice_is_ended_and_submitted_again() -> None:
         engine.executor.close()
         engine.hub.close()
         context.stop()
+
+
+@pytest.mark.parametrize("retired", [False, True])
+def test_a_job_of_a_slot_that_was_given_up_meanwhile_is_ended(engine: Engine, retired: bool) -> None:
+    """Who gave it up has cancelled its group before there was a job of it."""
+
+    class Jobs:
+        cancelled = False
+
+        def collectAsync(self) -> Jobs:
+            if retired:
+                seat.retired.set()
+            return self
+
+        def cancel(self, interrupt: bool) -> None:
+            self.cancelled = True
+
+    seat = copy.copy(engine.residents._seats[0])
+    seat.retired, seat.group = threading.Event(), "another"
+    assert engine.residents._submit(seat, Jobs()).cancelled == retired
 
 
 def test_a_second_attempt_that_does_not_fit_does_not_end_the_first(engine: Engine) -> None:

@@ -949,7 +949,9 @@ class Engine:
         -----
         Those that are new start beside those that serve, and take part in each query when Spark has committed its last
         batch, at its next one at the latest: bins move to them while rows pass. Those that go give their bins away
-        first, and end with the batch or the commit after.
+        first, and end with the batch or the commit after. A query whose last batch failed, or that was stopped before
+        Spark committed it, is not waited for: its state is read from its checkpoint when it is started again. Only one
+        that keeps state in memory alone is, where members go, until it is started again or dropped.
         """
         self._require_open()
         if isinstance(workers, bool) or not isinstance(workers, int) or not -1 < workers <= 1 << 12:
@@ -962,7 +964,7 @@ class Engine:
         most = 1 << 12
         free = most if found.slots is None else min(most, max(0, found.slots - 1 - held))
         setting = found.setting
-        if bound.slots is not None:
+        if bound.slots is not None and workers > self.workers + free:
             setting = f"{setting}. {advice(found, held - self.workers + workers + 1)}"
         return self._rescales.ask(workers, free, setting)
 

@@ -43,7 +43,8 @@
 //!   with storage are bounded.
 //! - *Lost is what is in no inventory*, not what the dead member owned: an original may survive elsewhere.
 //! - *The set of members changes between the request for a batch and its mark*, or when Spark is known to have committed the last batch:
-//!   before that the originals that undo it are needed.
+//!   before that the originals that undo it are needed. Of a query that nobody asks for a batch, since its last one failed or was not
+//!   committed, members go as soon as they are to, where its checkpoint has all that it has: it is read again then.
 //! - *Rows are fed when the old ones are forgotten* everywhere, not merely told to: rows and requests come on different connections.
 //! - *A file is never written twice under one name*: a write that was given up may still arrive, also in part.
 //! - *A final epoch is undone to where it began* until it has returned; its manifest is no base of another epoch.
@@ -61,7 +62,7 @@
 //! | `Complete`, `Fail`, `Dropped` | `query`: the call returns, or raises the exception that the failure came from |
 //! | `Moving`, `Moved` | `moves`: the user's handle |
 //! | `Rescaled` | `rescale`: the user's handle |
-//! | `WatchCommit` | `commits`: a thread looks at Spark's commit log as long as something is to be told |
+//! | `WatchCommit` | `commits`: a thread looks at Spark's commit log as long as something is to be told, a commit or that the query rests without one |
 //! | `Timer` | `executor` |
 //! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `WriteShown`, `Delete` | `checkpoints`: a thread each |
 //!

@@ -683,6 +683,8 @@ pub enum Effect {
         ticket: Ticket,
         /// Whose.
         query: QueryId,
+        /// The number of ours: of one that has another nobody needs to know more.
+        claim: u64,
     },
     /// Write a manifest under its name.
     WriteManifest {

@@ -145,7 +145,7 @@ class Checkpoints:
         listing: list[tuple[str, int, bytes | None]] = [(entry.name, entry.size, None) for entry in storage.list()]
         claims = json.loads(_native.checkpoint_contents(listing, False))["claims"]
         number, nonce = max((number for number, _ in claims), default=0), None
-        if number and not storage.exclusive:
+        if number and number == facts["claim"] and not storage.exclusive:
             # Two engines may have made it at one moment; who wrote last has it.
             name = max(name for name, _, _ in listing if name.startswith("claim-"))
             [[_, claim]] = json.loads(_native.checkpoint_contents([(name, 0, storage.read(name))], False))["claims"]

@@ -4,7 +4,8 @@ Owns: the thread that looks at commit logs. The protocol says of which query it 
 to go, and only the commit is missing), so nothing is looked at while nothing waits; the thread ends with the last.
 
 Invariant: what is told was read from Spark's own log. A query that Spark does not run is looked at once: its last run
-may have committed before it ended, and what it has not committed it will ask for again.
+may have committed before it ended, and what it has not committed it will ask for again, when it is started again: that
+is told, too.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from pyspark.sql.types import _parse_datatype_string
 
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import AuthenticationError, ProtocolError
+from penstock.spark._engine.feeds import lives
 from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, Secret
 
@@ -151,6 +152,11 @@ def outputs(
     pyspark.sql.DataFrame
         One partition for each piece, or a local relation where there are few rows; readable until the next epoch of the
         query begins.
+
+    Raises
+    ------
+    ProtocolError
+        When a member that has some of few rows has gone.
     """
     fixed = tuple(pieces)
     types = spark_types(schema)
@@ -187,14 +193,16 @@ def _few(task: DrainTask) -> pa.Table | None:
     if not are_few(task.pieces):
         return None
     found, size = [], 0
-    try:
-        for piece in task.pieces:
+    for piece in task.pieces:
+        try:
             for batch in task.rows(piece):
                 size += batch.nbytes
                 if size > _LOCAL_BYTES:
                     return None
                 found.append(batch)
-    except (ProtocolError, AuthenticationError) as error:
-        log.info("query %s: tasks read batch %d: %s", task.query, task.epoch, error)
-        return None
+        except (ProtocolError, AuthenticationError) as error:
+            if not lives(piece.address):
+                raise  # nor would tasks, one after the other
+            log.info("query %s: tasks read batch %d: %s", task.query, task.epoch, error)
+            return None
     return pa.Table.from_batches(found, task.schema)

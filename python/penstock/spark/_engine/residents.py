@@ -421,6 +421,9 @@ class Residents:
         # This thread is the engine's own: its properties touch no query. A job takes a copy of them along.
         self._sc.setJobGroup(seat.group, f"penstock {self._name}: resident {seat.slot}", False)
         future = jobs.collectAsync()
+        if seat.retired.is_set():
+            # Who retired it may have cancelled the jobs of its group before there was this one.
+            future.cancel(True)
         if self._sc.getLocalProperty(_GROUP) != seat.group:
             future.cancel(True)
             raise ConnectionError("the connection to Spark broke while its job was submitted")

@@ -178,7 +178,7 @@ impl Query {
     fn go_on(&mut self, view: &mut View<'_>) {
         match self.next.take() {
             Some(event) => self.step(event, view),
-            None if self.rests => self.regroup(view),
+            None if self.gives_way(view) => {}
             None => self.watch(view),
         }
     }

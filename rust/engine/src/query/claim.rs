@@ -25,7 +25,7 @@ impl Query {
         self.call = Some(Call { what, epoch, clock_ms, planned_ms, tries: 0, sink_calls: 0, phase });
         // Who keeps the log tells how far it goes: one that was put back from a copy ends before what was known here.
         self.committed = if self.program.durable { committed } else { self.committed.max(committed) };
-        (self.watched, self.rests) = (None, false);
+        (self.watched, self.rests, self.uncommitted) = (None, false, None);
         if let Some(error) = self.misfit.clone() {
             return self.fail(error, view);
         }
@@ -87,9 +87,11 @@ impl Query {
             let error = EngineError::Busy { running: call.epoch, asked: epoch };
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
         }
-        self.rests = false;
         let (what, phase) = (What::Finish, Phase::Claiming);
         self.call = Some(Call { what, epoch, clock_ms, planned_ms: None, tries: 0, sink_calls: 0, phase });
+        if let Some(epoch) = self.uncommitted.filter(|epoch| Some(*epoch) > committed) {
+            return self.fail(EngineError::Uncommitted { epoch }, view);
+        }
         match self.status {
             Status::Finished => return self.complete(view),
             Status::Lost => {
@@ -103,6 +105,7 @@ impl Query {
             }
             _ => {}
         }
+        self.rests = false;
         if behind && self.claim.is_some() {
             self.start_over(view);
         }
@@ -330,7 +333,8 @@ impl Query {
     /// Reads the claims again, before something that only one engine may do.
     pub(super) fn check_claim(&mut self, tries: u32, view: &mut View<'_>) {
         let ticket = self.ask(Asked::Claims { tries }, view);
-        view.out.push(Effect::ReadClaims { ticket, query: self.id.clone() });
+        let claim = self.claim.as_ref().map_or(0, |claim| claim.number);
+        view.out.push(Effect::ReadClaims { ticket, query: self.id.clone(), claim });
     }
 }
 

@@ -275,6 +275,8 @@ pub(crate) struct Query {
     watched: Option<u64>,
     /// Whether no call comes by itself: the last one failed, or Spark has stopped the query before it committed.
     rests: bool,
+    /// The batch that Spark asks for again, where what was made of it was given up.
+    uncommitted: Option<u64>,
     merged: Option<(BTreeSet<String>, DataFile)>,
     /// Merges that failed, one after the other, and the batch from which on the next may be tried.
     unmerged: u32,
@@ -319,6 +321,7 @@ impl Query {
             shifted: 0,
             watched: None,
             rests: false,
+            uncommitted: None,
             merged: None,
             unmerged: 0,
             merge_from: 0,

@@ -7,7 +7,8 @@
 //! that has moved the same: so an answer says when each step took place.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
-//! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay,
+//! committed: before that the originals that undo the batch are needed. A durable query that nobody asks for a batch gives up what members hold when
+//! some of them are to go. A manifest goes when Spark has committed a later one, `keep` further ones stay,
 //! whichever engine wrote them. A file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the
 //! oldest manifest while nothing is merged: a merged file belongs to the last epoch that it is made of, and is there before the engine hears of it.
 //! Merged files are used by the next manifest; when one that names them has been committed, the next are merged. A merge writes all state anew, so it
@@ -433,15 +434,10 @@ impl Query {
         if self.call.is_some() || !started {
             return;
         }
-        let proven = self.is_proven();
-        if self.rests && !proven && self.program.durable && !self.members.iter().all(|one| view.roster.stays(*one)) {
-            // Nobody asks it for a batch, and those that leave wait for it: what it has is in its checkpoint, too.
-            return self.start_over(view);
-        }
-        if self.moves() {
+        if self.gives_way(view) || self.moves() {
             return;
         }
-        if !proven || self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
+        if !self.is_proven() || self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
             return self.watch(view);
         }
         if self.status == Status::Running && self.is_grouped(view.roster) {
@@ -468,6 +464,22 @@ impl Query {
             }
         }
         self.begin_generation(view);
+    }
+
+    /// Members that leave would wait for the next batch of a query that nobody asks for one: where its checkpoint has all that it has, it gives up what
+    /// is at members.
+    pub(super) fn gives_way(&mut self, view: &mut View<'_>) -> bool {
+        // The end of the input may be durable, and what came out of it is at members only.
+        let ends = self.frozen.as_ref().is_some_and(|frozen| frozen.finish && frozen.sealing);
+        let waits = self.call.is_none() && self.rests && self.program.durable && !self.is_proven() && !ends;
+        if !waits || !self.members.iter().any(|member| goes(view.roster, *member)) {
+            return false;
+        }
+        let uncommitted = self.frozen.as_ref().and_then(|frozen| frozen.at.epoch.filter(|_| !frozen.finish));
+        self.trouble = "its last batch failed or was not committed, and workers leave".to_owned();
+        self.start_over(view);
+        self.uncommitted = uncommitted;
+        true
     }
 
     /// Whether nothing goes back to before the last epoch any more.
@@ -533,7 +545,12 @@ impl Query {
             Some(call) => Some(Wait::Epoch { query: query(), epoch: call.epoch }),
             None if matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) => None,
             // Who has come takes part with its next batch, should there be one.
-            None if self.rests && !self.is_proven() && self.members.iter().all(stays) => None,
+            None if self.rests
+                && !(self.is_proven() && self.moves())
+                && !self.members.iter().any(|member| goes(roster, *member)) =>
+            {
+                None
+            }
             None if self.moves() => Some(Wait::Moves { query: query() }),
             None => match &self.frozen {
                 _ if self.rests && !self.is_proven() => Some(Wait::Restart { query: query() }),
@@ -695,6 +712,11 @@ fn is_worth_merging(files: &[DataFile], many: usize, members: usize) -> bool {
     let largest = lengths.clone().max().unwrap_or(0);
     let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
     files.len() > many && (pays || files.len() > (TOO_MANY * many).max(OF_EACH * (members - 1)))
+}
+
+/// Whether a member is there and leaves.
+fn goes(roster: &Roster, member: MemberId) -> bool {
+    roster.alive(member) && !roster.stays(member)
 }
 
 fn refused(reason: impl Into<String>) -> EngineError {

@@ -804,7 +804,6 @@ fn a_torn_manifest_ends_the_clearing_up_until_its_batch_is_over_only() {
     assert!(left.len() < 5, "{left:?}");
 }
 
-/// Who died while it took the checkpoint over has not taken it.
 #[test]
 fn a_claim_of_the_same_number_that_another_engine_made_at_the_same_moment_counts() {
     let mut script = Script::durable(2);
@@ -837,6 +836,7 @@ fn files_that_cannot_be_merged_are_not_read_again_at_every_batch() {
     assert_eq!(tried, [65, 67, 71, 79, 95]);
 }
 
+/// Who died while it took the checkpoint over has not taken it.
 #[test]
 fn part_of_a_claim_does_not_end_the_clearing_up() {
     let mut script = Script::durable(1);
@@ -1228,6 +1228,88 @@ fn a_query_that_was_stopped_before_the_commit_holds_no_rescale_up() {
     assert!(completes(&script.batch(0), 0));
     script.hear(rests(0));
     assert!(completes(&script.batch(1), 1));
+}
+
+#[test]
+fn a_query_that_gave_way_is_not_finished_without_its_last_batch() {
+    let mut script = Script::durable(2);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    script.hear(Event::Rests { query: QUERY.into(), epoch: 0 });
+    assert!(script.engine.rescaling().is_none());
+    script.finish(None);
+    script.done.clear();
+    let done = script.finish(None);
+    let uncommitted = EngineError::Uncommitted { epoch: 0 };
+    assert!(
+        done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)),
+        "{done:?}"
+    );
+    assert!(completes(&script.batch(0), 0));
+    let done = script.finish(Some(0));
+    assert!(completes(&done, 1), "{done:?}");
+}
+
+#[test]
+fn what_came_of_the_end_of_the_input_is_not_given_up() {
+    let mut script = Script::durable(2);
+    script.batch(0);
+    // Its manifest may be there.
+    script.hold = vec!["WriteManifest"];
+    script.finish(Some(0));
+    script.hear(Event::Stop { query: QUERY.into() });
+    script.hold.clear();
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    assert_eq!(requests(&script.done), [""; 0]);
+    assert_eq!(script.engine.rescaling().expect("it runs").waits, [Wait::Restart { query: QUERY.into() }]);
+    assert!(completes(&script.finish(Some(0)), 1));
+    assert!(script.engine.rescaling().is_none());
+}
+
+#[test]
+fn a_worker_that_dies_while_a_query_rests_costs_the_others_nothing() {
+    let mut script = Script::durable(2);
+    script.batch(0);
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    script.hear(Event::Stop { query: QUERY.into() });
+    script.hold.clear();
+    script.done.clear();
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
+    assert_eq!(requests(&script.done), [""; 0]);
+}
+
+#[test]
+fn workers_that_cannot_begin_are_not_asked_to_for_ever() {
+    for durable in [false, true] {
+        let mut script = if durable { Script::durable(2) } else { Script::new(2) };
+        script.batch(0);
+        script.program.functions = 2;
+        script.open();
+        script.hold = vec!["Start"];
+        script.batch(1);
+        for _ in 0..9 {
+            if script.held.is_empty() {
+                break;
+            }
+            script.fail(0, Kind::User, "a typo");
+        }
+        assert_eq!(script.held, [], "nobody asks again");
+        assert_eq!(script.errors().len(), 1);
+        // Nor when somebody comes, more than once.
+        script.hear(Event::Rescale { handle: 1, workers: 3, free: 1 });
+        script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 3 });
+        for _ in 0..9 {
+            if script.held.is_empty() {
+                break;
+            }
+            script.fail(0, Kind::User, "a typo");
+        }
+        assert_eq!(script.held, []);
+        assert!(script.engine.rescaling().is_none(), "it is no obstacle");
+    }
 }
 
 #[test]
