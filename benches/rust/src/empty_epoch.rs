@@ -94,10 +94,9 @@ fn each(times: Vec<Duration>, epochs: u64) -> f64 {
     times.into_iter().max().unwrap_or_default().as_secs_f64() * 1e6 / epochs as f64
 }
 
-/// CPU time, in percent of one CPU, that our parked workers use in a second without input.
-fn idle_percent(workers: usize) -> f64 {
-    let stages = [(); 2].map(|()| Arc::new(Barrier::new(workers + 1)));
-    let [ready, go] = stages.clone();
+/// CPU time, in percent of one CPU, that our parked workers use together in a second without input; `None` where the system does not tell.
+fn idle_percent(workers: usize) -> Option<f64> {
+    const IDLE: Duration = Duration::from_secs(1);
     let threads = execute(fabric::threads(workers), move |worker: &mut Worker| {
         let (mut input, probe) = worker.dataflow::<u64, _>("idle", |scope| {
             let (input, stream) = scope.new_input::<Vec<u64>>();
@@ -107,29 +106,21 @@ fn idle_percent(workers: usize) -> f64 {
         while probe.less_than(&1) {
             worker.step_or_park(None)?;
         }
-        ready.wait();
-        let end = Instant::now() + Duration::from_secs(1);
+        let (before, end) = (cpu_ns(), Instant::now() + IDLE);
         while let Some(left) = end.checked_duration_since(Instant::now()) {
             worker.step_or_park(Some(left))?;
         }
-        go.wait();
-        Ok::<_, penstock_dataflow::BoxError>(())
+        // Before it ends: what a thread has used goes with it.
+        Ok::<_, penstock_dataflow::BoxError>(before.zip(cpu_ns()).map(|(before, after)| after.saturating_sub(before)))
     });
-    stages[0].wait();
-    let (before, begin) = (cpu_ns(), Instant::now());
-    stages[1].wait();
-    let share = cpu_ns().saturating_sub(before) as f64 / begin.elapsed().as_nanos() as f64;
-    for thread in threads {
-        thread.join().expect("no panic").expect("no error");
-    }
-    (share * 1e5).round() / 1e3
+    let used = threads.into_iter().map(|thread| thread.join().expect("no panic").expect("no error"));
+    let used = used.sum::<Option<u64>>()?;
+    Some(100.0 * used as f64 / IDLE.as_nanos() as f64)
 }
 
-/// CPU time of all threads of this process that live, in nanoseconds; 0 where the system does not tell.
-fn cpu_ns() -> u64 {
-    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let times = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
-    times.filter_map(|text| text.split(' ').next()?.parse::<u64>().ok()).sum()
+/// CPU time of the calling thread, in nanoseconds.
+fn cpu_ns() -> Option<u64> {
+    fs::read_to_string("/proc/thread-self/schedstat").ok()?.split(' ').next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -143,5 +134,11 @@ mod tests {
                 assert!(ours(fabric::threads(workers), 20, park) > 0.0 && peer(workers, 20, park) > 0.0);
             }
         }
+    }
+
+    #[test]
+    fn what_idle_workers_use_is_counted() {
+        // Each wakes once.
+        assert!(idle_percent(2).is_none_or(|percent| percent > 0.0));
     }
 }
