@@ -3,8 +3,8 @@
 All queries run in one session, read the same files, and give what they have to the same sink: we and Spark the counts
 that changed, *identity* the rows of the batch, which an empty function for ``mapInArrow`` has passed on. So identity is
 what a way through Python costs at all. They take turns batch by batch, after the state holds every key, and each batch
-is told by its parts. All write at each batch: ours and Spark's default store what it has changed, RocksDB, as it is by default (without
-changelog checkpoints), its files to their checkpoints; identity has nothing to write.
+is told by its parts. All write to their checkpoints: we and Spark's default store what a batch has changed, RocksDB its
+files, as by default (without changelog checkpoints); identity has nothing to write.
 
 A query that runs for hours is what is measured, so some batches go before: the JVM compiles what they run while they
 run. Spark's stores are stopped before identity has its turns, since they go on writing between them. Spark's settings
