@@ -352,6 +352,48 @@ def test_targets_are_judged_by_all_that_they_cover() -> None:
     assert [verdict for _, verdict in targets.judge(made(ratio=0.9))] == ["missed"]
 
 
+def test_a_quick_run_judges_no_target_and_replaces_no_whole_one(tmp_path: Path) -> None:
+    goal = targets.Target("w", 2.0, "frontier", r"live=\d+")
+    assert goal.verdict([made(ratio=3.0, quick=True)]) == goal.verdict([made(ratio=1.0, quick=True)]) == "not measured"
+    record.write(tmp_path, "frontier", [made(ratio=1.0, quick=True)])
+    record.write(tmp_path, "frontier", [made(ratio=3.0)])
+    with pytest.raises(ConfigError, match="whole run, which a quick one does not replace"):
+        record.write(tmp_path, "frontier", [made(ratio=1.0, quick=True)])
+    assert record.read(tmp_path, "frontier")[0]["ratio"] == 3.0
+    assert main(["bench", "frontier", "--quick", "--record", str(tmp_path)]) == 1
+
+
+def test_a_target_beside_the_best_of_some_peers_needs_them_all() -> None:
+    goal = targets.Target("w", 2.0, "frontier", " vs ", beside=("Spark", "Flink"))
+    spark, flink = made(case="q1 vs Spark", ratio=3.0), made(case="q1 vs Flink", ratio=2.0)
+    assert goal.verdict([spark, flink]) == "met"
+    assert goal.verdict([spark]) == goal.verdict([]) == "not measured"
+    assert goal.verdict([made(case="q1 vs Spark", ratio=1.0)]) == "missed", "whoever else there is"
+
+
+def test_the_page_says_which_verdicts_come_of_a_machine_that_was_not_quiet(tmp_path: Path) -> None:
+    record.write(
+        tmp_path, "frontier", [made(ratio=3.0, noisy=True), made(case="live=4096 vs y", ratio=300.0, noisy=False)]
+    )
+    page = (tmp_path / "README.md").read_text()
+    assert "| 3x | **met** (noisy) |" in page and "| 300x | **met** |" in page
+
+
+def test_figures_of_a_module_of_other_code_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock_bench import runner
+
+    monkeypatch.setattr(runner, "_module_is_of_this_code", lambda: False)
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
+    bench = next(bench for bench in BENCHES if bench.kind == "python")
+    found: list[Line] = []
+    told: list[str] = []
+    module = SimpleNamespace(run=lambda options, emit, tell: emit(made(bench.name)))
+    monkeypatch.setattr(runner.importlib, "import_module", lambda name: module)
+    runner.run(bench, Options(), found.append, told.append)
+    assert found[0]["conditions"]["commit"] == "c0ffee-other-module" and "make release" in told[0]
+    assert not runner._same(found[0], "c0ffee", Options())
+
+
 def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
     record.write(tmp_path, "frontier", [made(ratio=0.5, rows=1), made(case="live=4096 vs a|b", ratio=300.0, rows=2)])
     page = (tmp_path / "README.md").read_text()
@@ -603,9 +645,15 @@ def test_a_run_of_all_goes_on_where_it_stopped(
     assert main(arguments) == 0
     assert asked == ["barrier"] and capsys.readouterr().out.count("\n") == len(BENCHES)
     asked.clear()
+    assert main([*arguments, "--quick"]) == 1
+    assert not asked and "holds a whole run, which a quick one does not replace" in capsys.readouterr().err
+    tmp_path = tmp_path / "quick"
+    arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
     assert main([*arguments, "--quick"]) == 0
-    assert len(asked) == len(BENCHES), "another size is another result"
+    assert len(asked) == len(BENCHES)
     asked.clear()
+    assert main([*arguments, "--quick"]) == 0
+    assert not asked
     assert main([*arguments, "--quick", "--again"]) == 0
     assert len(asked) == len(BENCHES)
     assert os.listdir(tmp_path).count("README.md") == 1
@@ -883,7 +931,8 @@ def _counts_in_foreach_batch(found: list[dict[str, Any]], sink: str) -> None:
     """Spark's stores beside one of the sinks; each batch by its parts."""
     assert {one["name"] for one in found} == {"foreach-batch-count"}
     identity = "identity mapInArrow"
-    stores = ["Spark groupBy.count, RocksDB", "Spark groupBy.count, default store"] if sink == "noop" else []
+    names = ["RocksDB", "RocksDB with a changelog", "default store"] if sink == "noop" else []
+    stores = [f"Spark groupBy.count, {name}" for name in names]
     cases = [*((500, store) for store in stores), (500, identity), (250, identity)]
     assert [one["case"].partition(" rows=")[2] for one in found] == [f"{n} {sink} vs {peer}" for n, peer in cases]
     for one in found:

@@ -258,7 +258,7 @@ def _case(
 
     tell(f"measuring: {case}")
     try:
-        paired = compare(budget, ours, theirs, warm=0, least=1, left=options.left)
+        paired = compare(budget, ours, theirs, least=1, left=options.left)
     except _Late:
         meter = machine.Meter()
         paired = Paired([ours()], late, *meter.stop())

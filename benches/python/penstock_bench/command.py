@@ -103,6 +103,8 @@ def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> N
         chosen = find(name)
     except ConfigError as error:
         raise UsageError(str(error)) from error
+    if recorded is not None:
+        record.check(recorded, name, quick=options.quick)
     lines: list[Line] = []
     if chosen.kind != "core":
         _warn_of_dev_build()
@@ -117,10 +119,12 @@ def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> N
 
 
 def _all(recorded: Path | None, options: Options, again: bool, as_json: bool) -> None:
-    from penstock_bench import runner
+    from penstock_bench import record, runner
 
     if recorded is None:
         raise UsageError("--all needs --record FOLDER, where the results are kept and an interrupted run goes on")
+    for bench in BENCHES:
+        record.check(recorded, bench.name, quick=options.quick)
     lines: list[Line] = []
     _warn_of_dev_build()
     recorded.mkdir(exist_ok=True)

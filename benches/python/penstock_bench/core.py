@@ -105,8 +105,10 @@ def side(command: list[str], told: dict[str, Any]) -> Iterator[Callable[[], dict
     sink, source = child.stdin, child.stdout
 
     def ask(line: str) -> dict[str, Any]:
-        sink.write(f"{line}\n")
-        sink.flush()
+        # One that has ended does not read; why is said below.
+        with contextlib.suppress(BrokenPipeError):
+            sink.write(f"{line}\n")
+            sink.flush()
         answer = source.readline()
         if not answer:
             raise EngineError(f"{' '.join(command)} ended with exit status {child.wait()}")
@@ -116,7 +118,8 @@ def side(command: list[str], told: dict[str, Any]) -> Iterator[Callable[[], dict
         sink.write(f"{json.dumps(told)}\n")
         yield lambda: ask("run")
     finally:
-        sink.close()
+        with contextlib.suppress(BrokenPipeError):
+            sink.close()
         source.close()
         try:
             child.wait(10)

@@ -4,7 +4,7 @@ All queries run in one session, read the same files, and give what they have to 
 that changed, *identity* the rows of the batch, which an empty function for ``mapInArrow`` has passed on. So identity is
 what a way through Python costs at all. They take turns batch by batch, after the state holds every key, and each batch
 is told by its parts. All write to their checkpoints: we and Spark's default store what a batch has changed, RocksDB its
-files, as by default (without changelog checkpoints); identity has nothing to write.
+files, as by default, and as a peer of its own what has changed (changelog checkpoints); identity has nothing to write.
 
 A query that runs for hours is what is measured, so some batches go before: the JVM compiles what they run while they
 run. Spark's stores are stopped before identity has its turns, since they go on writing between them. Spark's settings
@@ -41,7 +41,12 @@ FULL, QUICK = 1_000_000, 100_000
 SMALL, MANY = 1_000, 4
 #: Batches before the first that counts: of all queries, and then of those that go on without Spark's stores.
 WARM, WARMER = 4, 6
-STORES = {"RocksDB": streams.ROCKSDB, "default store": streams.DEFAULT}
+#: Class of each of Spark's stores, and whether it keeps a changelog.
+STORES = {
+    "RocksDB": (streams.ROCKSDB, False),
+    "RocksDB with a changelog": (streams.ROCKSDB, True),
+    "default store": (streams.DEFAULT, False),
+}
 IDENTITY = "identity mapInArrow"
 
 
@@ -148,7 +153,9 @@ class _Case:
             return Stream(
                 self.spark, self.folder / name, SCHEMA, lambda df, batch: sink(df.mapInArrow(same, SCHEMA), batch)
             )
-        return Stream(self.spark, self.folder / name, SCHEMA, sink, _count, mode="update", store=STORES[name])
+        store, changelog = STORES[name]
+        place = self.folder / name
+        return Stream(self.spark, place, SCHEMA, sink, _count, mode="update", store=store, changelog=changelog)
 
     def _check(self, made: Mapping[str, Stream]) -> None:
         """One more batch, of which every query has to give the same counts: those that were counted here."""

@@ -22,7 +22,7 @@ from penstock_bench.pictures import PICTURES, can_draw, svg
 from penstock_bench.show import figure, ratio
 from penstock_bench.targets import TARGETS, judge
 
-__all__ = ["page", "read", "write", "write_page"]
+__all__ = ["check", "page", "read", "write", "write_page"]
 
 #: Conditions that the page tells once for a bench, or in columns.
 _TOLD = {
@@ -122,8 +122,14 @@ def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
     """Record the results of a bench in place of older ones, and renew the page and its picture, if it has one.
 
     Without matplotlib, or from lines that lack what it shows, there is no picture.
+
+    Raises
+    ------
+    ConfigError
+        As `check`, when these are of a quick run.
     """
     lines = list(lines)
+    check(folder, bench, quick=any(line["conditions"].get("quick") for line in lines))
     _replace(folder / f"{bench}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
     if bench in PICTURES:
         picture = folder / f"{bench}.svg"
@@ -132,6 +138,21 @@ def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
         else:
             picture.unlink(missing_ok=True)
     write_page(folder)
+
+
+def check(folder: Path, bench: str, *, quick: bool) -> None:
+    """Say whether results of a bench may be recorded, before they are measured.
+
+    Raises
+    ------
+    ConfigError
+        When a quick run, of small sizes, would replace a whole one.
+    """
+    if quick and any(not line["conditions"].get("quick") for line in read(folder, bench)):
+        raise ConfigError(
+            f"{folder / bench}.jsonl holds a whole run, which a quick one does not replace: record it in another"
+            " folder, or leave --quick out"
+        )
 
 
 def write_page(folder: Path) -> None:
@@ -159,7 +180,8 @@ def _targets(lines: Sequence[Line]) -> str:
         verdict = target.verdict(covered)
         values = [value for line in covered if (value := target.value(line)) is not None]
         reached = _spread(values, target.unit.split(" ")[0]) if values else ""
-        rows.append([target.what, target.bench or "no bench yet", target.wanted, reached, f"**{verdict}**"])
+        noisy = " (noisy)" if verdict != "not measured" and any(map(_is_noisy, covered)) else ""
+        rows.append([target.what, target.bench or "no bench yet", target.wanted, reached, f"**{verdict}**{noisy}"])
     return f"## Targets\n\n{_table(['target', 'bench', 'wanted', 'found', ''], rows, 'llrrl')}"
 
 
@@ -193,7 +215,7 @@ def _conditions(lines: Sequence[Line]) -> str:
         versions |= conditions.get("versions", {})
     foreign, stolen = _most(every, "foreign_cpu"), _most(every, "stolen_cpu")
     again = sum(conditions.get("pairs_again") or 0 for conditions in every)
-    noisy = any(conditions.get("noisy", (conditions.get("foreign_cpu") or 0.0) > NOISY) for conditions in every)
+    noisy = any(map(_is_noisy, lines))
     told = [
         ", ".join(f"{name} {version}" for name, version in versions.items()),
         f"{first.get('cores')} cores of {first.get('cpu') or 'an unknown CPU'}",
@@ -216,6 +238,12 @@ def _conditions(lines: Sequence[Line]) -> str:
         if own:
             text += f"\n- {line['case']}: {_pairs(own)}"
     return text + ("\n" if not text.endswith("\n") else "")
+
+
+def _is_noisy(line: Line) -> bool:
+    """Whether others used the CPUs meanwhile; lines of an older version do not say it themselves."""
+    conditions = line["conditions"]
+    return bool(conditions.get("noisy", (conditions.get("foreign_cpu") or 0.0) > NOISY))
 
 
 def _most(every: Sequence[dict[str, Any]], name: str) -> float | None:

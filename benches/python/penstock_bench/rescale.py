@@ -7,9 +7,10 @@ stopped, its state repartitioned offline (``StreamingCheckpointManager.repartiti
 two, and a task for each part of a file.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
-  the median slice, from the wish until the end of the first batch behind it (``worst_slice_at_rest_s`` is the same of
-  batches beside which nothing changes). The peer's is what the gap between its batches grew by, since it has no slices:
-  from the end of the last batch before its stop until the begin of the first behind.
+  the median slice (that of one worker or that beside the change, whichever is less), from the wish until the end of the
+  first batch behind it (``worst_slice_at_rest_s`` is the same of batches beside which nothing changes). The wish comes
+  at another moment of a batch each time, from its begin to its end. The peer's is what the gap between its batches grew
+  by, since it has no slices: from the end of the last batch before its stop until the begin of the first behind.
 - *rate*: rows per second of whole batches with two workers; the peer is ours with one worker, so a ratio of 2 is all
   there is. ``peer_gain`` is what Spark's own rate grew by.
 """
@@ -50,6 +51,8 @@ _STEADY = 3
 #: Files that wait at least, the one that is read among them: behind an empty folder Spark sleeps before it looks again.
 _WAITING = 2
 _GIVE_UP_S = 300.0
+#: Multiples of it, without their whole part, fill the time of a batch evenly.
+_TURN = 0.618
 
 
 def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows: int | None = None) -> None:
@@ -154,6 +157,7 @@ class _Ours:
         #: The worst slice above the median of batches beside which nothing changes.
         self.resting: list[float] = []
         self.usage = machine.Usage()
+        self._changes = 0
         tell("ours: filling and warming up")
         # The batch of the rates is the last file, and counted when it was made.
         self._stream.give(first)
@@ -212,6 +216,22 @@ class _Ours:
         self._stream.done(_GIVE_UP_S, behind=_WAITING)
         return list(range(began + 1, self._stream.given - _WAITING))  # the first begins with what waited for nothing
 
+    def _run_for(self, seconds: float) -> None:
+        """Let batches run for so long; files always wait."""
+        end = time.monotonic() + seconds
+        while True:
+            if self._stream.waiting() < _WAITING:
+                self._offer()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(0.02, left))
+
+    def _batch_s(self) -> float:
+        """What a batch takes now."""
+        reports = [report for report in self._stream.query.recentProgress if report["numInputRows"]]
+        return statistics.median(float(one["durationMs"]["triggerExecution"]) / 1e3 for one in reports[-_STEADY:])
+
     def _reports(self, batches: Sequence[int]) -> list[Mapping[str, Any]]:
         return [report for report in self._stream.query.recentProgress if report["batchId"] in batches]
 
@@ -227,13 +247,12 @@ class _Ours:
 
     def _change(self, workers: int, since: float) -> tuple[float, float, float, float]:
         """Rescale while batches run; returns when that was done, gap and slice above their medians, and how long."""
+        self._changes += 1
+        self._run_for(self._changes * _TURN % 1 * self._batch_s())
         asked = time.time()
         handle = self._engine.rescale(workers)
         while not handle.done:
-            # Files always wait.
-            if self._stream.waiting() < _WAITING:
-                self._offer()
-            time.sleep(0.02)
+            self._run_for(0.02)
         handle.wait()
         done = time.time()
         self._offer()
@@ -252,7 +271,7 @@ class _Ours:
         usual = [s.latency_ns / 1e9 for s in timeline.slices if since <= s.ended < asked]
         if not slow or not usual or not changing or not resting:
             raise EngineError(f"{NAME}: no batch ran beside the rescale; give more rows")
-        worst = max(0.0, max(slow) - statistics.median(usual))
+        worst = max(0.0, max(slow) - min(statistics.median(usual), statistics.median(slow)))
         self.resting.append(max(usual) - statistics.median(usual))
         gap = max(0.0, max(changing) - statistics.median(resting))
         return done, gap, worst, done - asked

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ __all__ = ["run", "run_all"]
 
 #: What a result has, in the order in which people read it, beside the conditions.
 _KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range")
-#: Behind a commit whose files are others by now.
-_CHANGED = "-changed"
+#: Behind a commit whose files are others by now, and behind one from which the native module was not built.
+_CHANGED, _OTHER_MODULE = "-changed", "-other-module"
 #: Seconds after which a bench of a run of all is given up.
 LIMIT_S = 900.0
 #: Seconds that it has to end what it has started, when it is interrupted.
@@ -64,6 +65,9 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
         raise ConfigError(f"{bench.name} needs Spark: pip install 'penstock[spark]'")
     with machine.pinned() as cpus:
         about = _about() | {"pinned": cpus}
+        if bench.kind != "core" and about["commit"] is not None and not _module_is_of_this_code():
+            tell("the native module was built from other code than that of this checkout: make release, then again")
+            about["commit"] += _OTHER_MODULE
 
         def with_more(line: Line) -> None:
             conditions = line["conditions"] | about | {"budget_s": options.seconds, "at": _now()}
@@ -181,7 +185,7 @@ def _interrupted_by_all() -> Iterator[None]:
 def _same(line: Line, commit: str | None, options: Options) -> bool:
     """Whether a recorded line is what a run would measure now: same code, built the same way, for the same time."""
     if commit is None or commit.endswith(_CHANGED):
-        return False
+        return False  # one of another module is never that of now
     conditions = line["conditions"]
     # Lines of the core's program, which Spark's benches may have too, name its compiler.
     profile = core.profile() if "rustc" in conditions.get("versions", {}) else _native.profile()
@@ -204,6 +208,17 @@ def _about() -> dict[str, Any]:
     if told.returncode != 0 or changed.returncode != 0:
         return {"commit": None}
     return {"commit": told.stdout.strip() + (_CHANGED if changed.stdout.strip() else "")}
+
+
+def _module_is_of_this_code() -> bool:
+    """Whether the set-up of this checkout has built the native module from the sources that are there now."""
+    setup = runpy.run_path(str(core.CHECKOUT / "scripts" / "setup.py"), run_name="setup")
+    stamp = setup["STAMPS"] / "native"
+    try:
+        sources = setup["digest"](setup["native_sources"](), salt=setup["find_rust"]())
+    except SystemExit:  # there is no compiler to have built it
+        return False
+    return bool(stamp.is_file() and stamp.read_text() == f"{_native.profile()} {sources}")
 
 
 def _now() -> str:

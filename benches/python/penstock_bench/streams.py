@@ -33,6 +33,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 DEFAULT = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 _GIVE_UP_S = 600.0
 _POLL_S = 0.02
 
@@ -218,6 +219,8 @@ class Stream:
         Output mode.
     store : str, default DEFAULT
         Class of the state store.
+    changelog : bool, default False
+        Whether RocksDB writes what a batch has changed instead of its files; Spark's default is not to.
     """
 
     def __init__(
@@ -229,6 +232,7 @@ class Stream:
         shape: Callable[[DataFrame], DataFrame] | None = None,
         mode: str = "append",
         store: str = DEFAULT,
+        changelog: bool = False,
     ) -> None:
         self._input = folder / "input"
         self._input.mkdir(parents=True)
@@ -239,6 +243,7 @@ class Stream:
 
         def start(sink: Callable[[DataFrame, int], Any]) -> Any:
             spark.conf.set(_PROVIDER, store)
+            spark.conf.set(_CHANGELOG, str(changelog).lower())
             read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
             shaped = read if shape is None else shape(read)
             writer = shaped.writeStream.queryName(folder.name).outputMode(mode)

@@ -3,6 +3,7 @@
 //! Owns: reading these from `/proc`; elsewhere they are null. Invariant: only the CPUs that this process may use are
 //! looked at, so a process that is pinned to two cores is judged by its neighbours on these two.
 
+use std::collections::HashMap;
 use std::fs;
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ pub const NOISY: f64 = 0.05;
 /// CPU time as a number of busy CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Of this process and the children that it has waited for.
+    /// Of this process and everything that it has started.
     pub own: Option<f64>,
     /// Of everybody else on the CPUs that this process may use.
     pub foreign: Option<f64>,
@@ -128,13 +129,43 @@ fn clocks_of(stat: &str, allowed: &[usize]) -> Clocks {
     Clocks { busy: busy as f64 / TICKS_PER_SECOND, stolen: stolen as f64 / TICKS_PER_SECOND }
 }
 
-/// Seconds of CPU that this process and the children it waited for have used.
+/// Seconds of CPU that this process, its descendants, and the ended children that they have waited for have used: a peer runs in a process of
+/// its own, which is not waited for before its last run.
 fn own_seconds() -> Option<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold spaces; utime, stime, cutime and cstime are fields 14 to 17 of the whole line.
-    let after = stat.rsplit_once(')')?.1;
-    let ticks = after.split_whitespace().skip(11).take(4).map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;
-    Some(ticks as f64 / TICKS_PER_SECOND)
+    let mut of_children: HashMap<u32, Vec<(u32, u64)>> = HashMap::new();
+    let mut of_this = None;
+    let here = std::process::id();
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // One that has ended meanwhile has none.
+        let Some((parent, ticks)) =
+            fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parent_and_ticks)
+        else {
+            continue;
+        };
+        if number == here {
+            of_this = Some(ticks);
+        } else {
+            of_children.entry(parent).or_default().push((number, ticks));
+        }
+    }
+    let (mut total, mut waiting) = (of_this?, vec![here]);
+    while let Some(number) = waiting.pop() {
+        for (child, ticks) in of_children.remove(&number).unwrap_or_default() {
+            total += ticks;
+            waiting.push(child);
+        }
+    }
+    Some(total as f64 / TICKS_PER_SECOND)
+}
+
+/// The parent of a process, and the CPU time of it and of the ended children that it has waited for, from its line in `/proc`.
+fn parent_and_ticks(stat: &str) -> Option<(u32, u64)> {
+    // The name in parentheses may hold spaces; the parent is field 4 of the whole line, utime, stime, cutime and cstime are 14 to 17.
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace().skip(1);
+    let parent = words.next()?.parse().ok()?;
+    let ticks = words.skip(9).take(4).map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;
+    Some((parent, ticks))
 }
 
 /// Reads a list such as `0-2,5`.
@@ -179,6 +210,28 @@ mod tests {
         let usage = meter.stop();
         assert!(usage.own.is_some_and(|own| own > 0.0), "{usage:?}");
         assert!(usage.foreign.is_some() && usage.stolen.is_some(), "{usage:?}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn work_of_a_process_that_still_runs_counts_as_own() {
+        let mut child =
+            std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("there is a shell");
+        let (before, begin) = (own_seconds().unwrap(), Instant::now());
+        while own_seconds().unwrap() - before < 0.2 && begin.elapsed() < Duration::from_secs(60) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let used = own_seconds().unwrap() - before;
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(used >= 0.2, "{used} s of a child that spins");
+    }
+
+    #[test]
+    fn a_line_of_a_process_is_read() {
+        let line = "7 (a (b) c) S 5 7 7 0 -1 4194560 1 2 3 4 10 20 30 40 20 0 1 0 99 0 0";
+        assert_eq!(parent_and_ticks(line), Some((5, 100)));
+        assert_eq!(parent_and_ticks("7 (cut"), None);
     }
 
     #[test]
