@@ -135,11 +135,19 @@ impl Query {
         if matches!(error, EngineError::Fenced { .. } | EngineError::StateLost { .. }) {
             self.lose(&error, view);
         }
-        if call.what != What::Regroup {
-            self.rests = true;
-            view.out.push(Effect::Fail { query: self.id.clone(), epoch: call.epoch, error });
+        if call.what == What::Regroup {
+            self.ungrouped = true;
+            return self.go_on(view);
         }
-        self.go_on(view);
+        // Of a batch that Spark may commit at any moment nothing is known yet.
+        self.rests |= !matches!(error, EngineError::Uncommitted { .. });
+        let goes_on = self.next.is_none() && !matches!(error, EngineError::Closed);
+        view.out.push(Effect::Fail { query: self.id.clone(), epoch: call.epoch, error });
+        match goes_on && self.any_goes(view) {
+            // They waited for the end of the call. Those who could not be grouped anew are not asked again and again.
+            true => self.regroup(view),
+            false => self.go_on(view),
+        }
     }
 
     pub(super) fn complete(&mut self, view: &mut View<'_>) {
@@ -149,6 +157,7 @@ impl Query {
             if let Some(frozen) = &mut self.frozen {
                 frozen.returned = true;
             }
+            self.uncommitted = None;
             view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
             if call.what == What::Finish && self.status != Status::Finished {
                 self.status = Status::Finished;
@@ -207,6 +216,7 @@ impl Query {
         self.shares.clear();
         (self.shown, self.note, self.noted, self.fed, self.merged) = (None, None, None, None, None);
         (self.uneven, self.reread) = (false, false);
+        (self.unmerged, self.merge_from) = (0, 0);
     }
 
     pub(crate) fn close(&mut self, view: &mut View<'_>) {

@@ -25,7 +25,7 @@ impl Query {
         self.call = Some(Call { what, epoch, clock_ms, planned_ms, tries: 0, sink_calls: 0, phase });
         // Who keeps the log tells how far it goes: one that was put back from a copy ends before what was known here.
         self.committed = if self.program.durable { committed } else { self.committed.max(committed) };
-        (self.watched, self.rests, self.uncommitted) = (None, false, None);
+        (self.watched, self.rests, self.ungrouped) = (None, false, false);
         if let Some(error) = self.misfit.clone() {
             return self.fail(error, view);
         }
@@ -37,6 +37,7 @@ impl Query {
             );
             return self.fail(EngineError::Refused(reason), view);
         }
+        let before = self.uncommitted.replace(epoch);
         if self.program.durable && self.claim.is_none() {
             return self.read_checkpoint(1, view);
         }
@@ -70,7 +71,10 @@ impl Query {
                 self.start_over(view);
                 self.read_checkpoint(1, view);
             }
-            Err(error) => self.fail(error, view),
+            Err(error) => {
+                self.uncommitted = before;
+                self.fail(error, view);
+            }
         }
     }
 
@@ -105,7 +109,6 @@ impl Query {
             }
             _ => {}
         }
-        self.rests = false;
         if behind && self.claim.is_some() {
             self.start_over(view);
         }
@@ -113,6 +116,7 @@ impl Query {
         if (waits && !again) || (durable && committed != known) {
             return self.fail(EngineError::Uncommitted { epoch: epoch - 1 }, view);
         }
+        (self.rests, self.ungrouped) = (false, false);
         if durable && self.claim.is_none() {
             return self.read_checkpoint(1, view);
         }

@@ -389,7 +389,7 @@ impl Query {
             finished: frozen.finish,
             claim: self.claim.as_ref().map_or(0, |claim| claim.number),
             generation: frozen.stamp.generation,
-            nonce: view.setup.nonce.wrapping_add(*view.tickets),
+            nonce: self.nonce(view),
             plan: self.program.plan.clone(),
             watermarks: frozen.at.watermarks.clone(),
             watermark: Some(frozen.at.watermark),
@@ -400,6 +400,11 @@ impl Query {
             files,
             parts: self.parts(),
         }
+    }
+
+    /// Tells manifests of this engine apart: each has asked for another ticket before.
+    pub(super) fn nonce(&self, view: &View<'_>) -> u64 {
+        view.setup.nonce.wrapping_add(*view.tickets)
     }
 
     pub(super) fn write_manifest(&mut self, manifest: Box<Manifest>, tries: u32, view: &mut View<'_>) {

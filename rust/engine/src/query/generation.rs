@@ -65,10 +65,10 @@ impl Query {
         self.gather(inventories, view);
     }
 
-    /// Waits for members: for all at the first time, then for any.
+    /// Waits for members: for all before the first have run, then for any.
     fn gather(&mut self, inventories: BTreeMap<MemberId, Ranges>, view: &mut View<'_>) {
         let enough = match self.status {
-            Status::Fresh => view.roster.complete(),
+            Status::Fresh if !self.has_run => view.roster.complete(),
             _ => view.roster.serving().next().is_some(),
         };
         let Some(call) = &mut self.call else { return };
@@ -301,6 +301,7 @@ impl Query {
             return;
         }
         self.status = Status::Running;
+        (self.has_run, self.ungrouped) = (true, false);
         self.trouble.clear();
         self.gone = None;
         if self.started_with != self.program.functions {

@@ -275,7 +275,11 @@ pub(crate) struct Query {
     watched: Option<u64>,
     /// Whether no call comes by itself: the last one failed, or Spark has stopped the query before it committed.
     rests: bool,
-    /// The batch that Spark asks for again, where what was made of it was given up.
+    /// Whether members could not be grouped anew since the last batch.
+    ungrouped: bool,
+    /// Whether workers have run here: then those that are there are enough to go on.
+    has_run: bool,
+    /// The batch that was asked for and has not returned, or what was made of it was given up: Spark asks for it again.
     uncommitted: Option<u64>,
     merged: Option<(BTreeSet<String>, DataFile)>,
     /// Merges that failed, one after the other, and the batch from which on the next may be tried.
@@ -321,6 +325,8 @@ impl Query {
             shifted: 0,
             watched: None,
             rests: false,
+            ungrouped: false,
+            has_run: false,
             uncommitted: None,
             merged: None,
             unmerged: 0,
@@ -573,7 +579,11 @@ impl Query {
                 Asked::Checkpoint { tries } => self.read_checkpoint(tries + 1, view),
                 Asked::Claim { claim, tries } => self.make_claim(claim, tries + 1, view),
                 Asked::Claims { tries } => self.check_claim(tries + 1, view),
-                Asked::Manifest { manifest, tries } => self.write_manifest(manifest, tries + 1, view),
+                Asked::Manifest { mut manifest, tries } => {
+                    // By another name: what the last try has left undone, such as a deletion, may be done yet.
+                    manifest.nonce = self.nonce(view);
+                    self.write_manifest(manifest, tries + 1, view);
+                }
                 Asked::Load { member, ranges, files, tries } => self.load(member, ranges, files, tries + 1, view),
                 Asked::Write { member, tries } => self.write(member, tries + 1, view),
                 _ => {}

@@ -466,20 +466,27 @@ impl Query {
         self.begin_generation(view);
     }
 
-    /// Members that leave would wait for the next batch of a query that nobody asks for one: where its checkpoint has all that it has, it gives up what
-    /// is at members.
+    /// Members that leave would wait for the next batch of a query that nobody asks for one: where its checkpoint has all that it has, or it has
+    /// nothing yet, it gives up what is at members.
     pub(super) fn gives_way(&mut self, view: &mut View<'_>) -> bool {
         // The end of the input may be durable, and what came out of it is at members only.
         let ends = self.frozen.as_ref().is_some_and(|frozen| frozen.finish && frozen.sealing);
-        let waits = self.call.is_none() && self.rests && self.program.durable && !self.is_proven() && !ends;
-        if !waits || !self.members.iter().any(|member| goes(view.roster, *member)) {
+        let is_elsewhere = self.program.durable && (!self.is_proven() || self.ungrouped) && !ends;
+        let has_nothing = self.frozen.is_none() && self.base.epoch.is_none();
+        let waits = self.call.is_none() && self.rests && (is_elsewhere || has_nothing);
+        if !waits || !self.any_goes(view) {
             return false;
         }
         let uncommitted = self.frozen.as_ref().and_then(|frozen| frozen.at.epoch.filter(|_| !frozen.finish));
         self.trouble = "its last batch failed or was not committed, and workers leave".to_owned();
         self.start_over(view);
-        self.uncommitted = uncommitted;
+        self.uncommitted = self.uncommitted.or(uncommitted);
         true
+    }
+
+    /// Whether one of its members is there and leaves.
+    pub(super) fn any_goes(&self, view: &View<'_>) -> bool {
+        self.members.iter().any(|member| goes(view.roster, *member))
     }
 
     /// Whether nothing goes back to before the last epoch any more.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_balance::Strategy;
 use penstock_engine::{
     Answer, Claim, Contents, DataFile, Dismissal, Effect, Engine, EngineError, Event, Failure, FormatError, Kind,
-    MemberId, Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, Stored, Ticket, Wait,
-    Wish, encode,
+    Manifest, MemberId, Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, StoreError,
+    Stored, Ticket, Wait, Wish, encode,
 };
 
 const QUERY: &str = "q";
@@ -186,12 +186,17 @@ impl Script {
     }
 
     fn ring(&mut self) {
+        self.ring_after(7);
+    }
+
+    /// The last timer rings, which was set for so long.
+    fn ring_after(&mut self, wanted_ms: u64) {
         let timer = |effect: &Effect| match effect {
             Effect::Timer { ticket, after_ms } => Some((*ticket, *after_ms)),
             _ => None,
         };
         let (ticket, after_ms) = self.done.iter().rev().find_map(timer).expect("a timer was set");
-        assert_eq!(after_ms, 7);
+        assert_eq!(after_ms, wanted_ms);
         self.hear(Event::Timer { ticket });
     }
 
@@ -772,15 +777,15 @@ fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
         if missing {
             script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
         }
+        // Workers have run before: one that is missing is not waited for.
         let done = script.batch(2);
-        assert_eq!(completes(&done, 2), !missing, "{done:?}");
+        assert!(completes(&done, 2), "{done:?}");
         let newest = |contents: &Contents| contents.manifests.last().cloned();
         let there = script.store.as_ref().expect("it is durable");
         assert!(there.manifests.contains(&newest(&copy).unwrap()), "{there:?}");
         if missing {
             let executor = "executor 1".to_owned();
             script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor, executors: 2 });
-            assert!(completes(&script.done, 2), "{:?}", script.done);
         }
         assert!(completes(&script.batch(3), 3));
     }
@@ -1248,6 +1253,159 @@ fn a_query_that_gave_way_is_not_finished_without_its_last_batch() {
     assert!(completes(&script.batch(0), 0));
     let done = script.finish(Some(0));
     assert!(completes(&done, 1), "{done:?}");
+}
+
+/// The feed of the last batch that was asked for.
+fn feed_of(done: &[Effect]) -> u64 {
+    let feed = |effect: &Effect| match effect {
+        Effect::Feed { ticket, .. } => Some(*ticket),
+        _ => None,
+    };
+    done.iter().rev().find_map(feed).expect("rows are asked for")
+}
+
+/// A batch that fails where the last one is committed: what was before it moves, and whoever leaves does.
+#[test]
+fn a_batch_that_fails_while_workers_leave_lets_them_go() {
+    for (durable, leaves) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut script = if durable { Script::durable(2) } else { Script::new(2) };
+        assert!(completes(&script.batch(0), 0));
+        script.hold = vec!["Feed"];
+        let ticket = feed_of(&script.batch(1));
+        script.hear(match leaves {
+            true => Event::Leaving { member: MemberId(2) },
+            false => Event::Rescale { handle: 1, workers: 1, free: 0 },
+        });
+        script.hold.clear();
+        script.done.clear();
+        script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Data, "no column v")) });
+        let (told, done) = (requests(&script.done), format!("{:?}", script.done));
+        assert!(done.contains("no column v"), "{done}");
+        assert!(told.iter().filter(|name| *name == "Start").count() > 0, "a generation without it: {told:?}");
+        if !leaves {
+            assert!(script.engine.rescaling().is_none(), "{durable}: {told:?}");
+        }
+        let goes = |effect: &Effect| matches!(effect, Effect::RetireResident { slot: 1 });
+        assert!(script.done.iter().any(goes), "{done}");
+        assert!(completes(&script.batch(1), 1));
+    }
+}
+
+/// Those who cannot be grouped anew have all that they have in a checkpoint, or nothing at all.
+#[test]
+fn workers_that_cannot_be_grouped_anew_go_where_nothing_is_lost_with_them() {
+    let failed = |kind, message: &str| Err(Failure::new(kind, message));
+    // The functions of the query are wrong.
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.program.functions = 7;
+    script.open();
+    script.hold = vec!["Start"];
+    script.batch(1);
+    let (ticket, ..) = script.held.remove(0);
+    script.hear(Event::Answer { ticket, answer: failed(Kind::User, "a typo") });
+    assert!(script.errors().iter().any(|error| error.to_string().contains("a typo")));
+    script.held.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    let (ticket, ..) = script.held.remove(0);
+    script.done.clear();
+    script.hear(Event::Answer { ticket, answer: failed(Kind::User, "a typo") });
+    assert!(script.engine.rescaling().is_none(), "{:?}", script.done);
+    script.hold.clear();
+    assert!(completes(&script.batch(1), 1), "the checkpoint has all");
+    // Nothing came of the first batch.
+    let mut script = Script::new(2);
+    script.hold = vec!["Feed"];
+    let ticket = feed_of(&script.batch(0));
+    script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Data, "no column v")) });
+    script.hold.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    assert!(script.engine.rescaling().is_none(), "{:?}", script.done);
+    assert!(completes(&script.batch(0), 0));
+}
+
+#[test]
+fn a_query_is_not_finished_without_a_batch_that_was_asked_for_and_failed() {
+    let uncommitted = EngineError::Uncommitted { epoch: 1 };
+    for durable in [false, true] {
+        let mut script = if durable { Script::durable(2) } else { Script::new(2) };
+        assert!(completes(&script.batch(0), 0));
+        script.hold = vec!["Feed"];
+        let ticket = feed_of(&script.batch(1));
+        script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Data, "no column v")) });
+        script.done.clear();
+        let done = script.finish(Some(0));
+        assert!(done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)));
+        script.hold.clear();
+        assert!(completes(&script.batch(1), 1));
+        assert!(completes(&script.finish(Some(1)), 2));
+    }
+    // What was made of it was given up, and its next attempt ended early.
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    assert!(completes(&script.batch(1), 1));
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    script.hear(Event::Rests { query: QUERY.into(), epoch: 1 });
+    assert!(script.engine.rescaling().is_none());
+    script.hold = vec!["Load", "Start"];
+    script.batch(1);
+    script.hear(Event::Stop { query: QUERY.into() });
+    (script.hold, script.held) = (Vec::new(), Vec::new());
+    let done = script.finish(Some(0));
+    assert!(
+        done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)),
+        "{done:?}"
+    );
+}
+
+/// That the end is refused says nothing of a batch that Spark is about to commit.
+#[test]
+fn an_end_that_is_refused_gives_nothing_up() {
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    let done = script.finish(None);
+    assert!(done.iter().any(|effect| matches!(effect, Effect::Fail { .. })), "{done:?}");
+    assert_eq!(requests(&done), [""; 0], "state stays where it is");
+    assert!(script.engine.rescaling().is_some());
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    assert!(script.engine.rescaling().is_none());
+    assert!(completes(&script.batch(1), 1));
+}
+
+/// As in a cluster that shrinks: the slot of the one that goes is not filled again.
+#[test]
+fn whoever_is_left_goes_on_with_a_query_that_gave_way() {
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.hear(Event::Leaving { member: MemberId(2) });
+    script.hear(Event::Rests { query: QUERY.into(), epoch: 0 });
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "its node is gone".into() });
+    assert!(completes(&script.batch(0), 0), "{:?}", script.done);
+}
+
+/// What the first try has left undone, such as a deletion, may be done later.
+#[test]
+fn a_manifest_is_written_again_by_another_name() {
+    let written = |script: &Script| {
+        let name = |effect: &Effect| match effect {
+            Effect::WriteManifest { ticket, manifest, .. } => Some((*ticket, manifest.clone())),
+            _ => None,
+        };
+        script.done.iter().rev().find_map(name).expect("it is written")
+    };
+    let mut script = Script::durable(1);
+    script.hold = vec!["WriteManifest"];
+    script.hear(Event::Batch { query: QUERY.into(), epoch: 0, clock_ms: 0, planned_ms: None, committed: None });
+    let (ticket, first) = written(&script);
+    script.hear(Event::Stored { ticket, outcome: Err(StoreError::Unavailable("it is away".into())) });
+    script.ring_after(100);
+    let (ticket, second) = written(&script);
+    assert_ne!(first.name(), second.name());
+    assert_eq!(*first, Manifest { nonce: first.nonce, ..(*second).clone() });
+    script.hold.clear();
+    script.keep(Effect::WriteManifest { ticket, query: QUERY.into(), manifest: second });
+    assert!(completes(&script.done, 0));
 }
 
 #[test]
