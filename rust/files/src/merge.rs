@@ -93,9 +93,9 @@ impl Index {
         files.iter().for_each(|file| file.arrange(most));
     }
 
-    /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Where ranges in the files are not
-    /// smaller they are read as the chunks are asked for; where all are it is merged half by half; else at once. After an error
-    /// there are no more.
+    /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Where changes in the files are of no
+    /// smaller range they are read as the chunks are asked for, and smaller bases one by one; where all are smaller it is merged half by half; else at
+    /// once. After an error there are no more.
     ///
     /// # Panics
     /// May, when these are not the files that it was made of.
@@ -105,10 +105,14 @@ impl Index {
 }
 
 fn selected<'a, R: ReadAt>(sources: Vec<Source<'a, R>>, operator: &'a str, range: Range) -> Select<'a> {
-    if sources.iter().all(|source| source.placed.range.holds(range)) {
-        let chunks = sources.into_iter().flat_map(move |source| {
+    // What says that keys are gone says it of all that have come, so of no more than its own range. Of a base nothing is gone, once it is merged by itself.
+    if sources.iter().all(|source| source.placed.base || source.placed.range.holds(range)) {
+        let chunks = sources.into_iter().flat_map(move |source| -> Chunks<'a> {
             let name = source.file.name();
-            source.chunks(range).map(move |chunk| Ok((name, chunk?)))
+            match source.placed.range.holds(range) {
+                true => Box::new(source.chunks(range).map(move |chunk| Ok((name, chunk?)))),
+                false => in_memory(&[source], operator, range),
+            }
         });
         return Select { chunks: Box::new(until_error(chunks)), file: None };
     }
@@ -125,8 +129,13 @@ fn by_halves<'a, R: ReadAt>(sources: Vec<Source<'a, R>>, operator: &'a str, rang
         let chunks = halves.flat_map(move |(half, sources)| by_halves(sources, operator, half));
         return Box::new(until_error(chunks));
     }
+    in_memory(&sources, operator, range)
+}
+
+/// Merged at once.
+fn in_memory<'a, R: ReadAt>(sources: &[Source<'a, R>], operator: &'a str, range: Range) -> Chunks<'a> {
     let newest = sources.last().map_or("", |source| source.file.name());
-    match merged(&sources, operator, range) {
+    match merged(sources, operator, range) {
         Ok(chunks) => Box::new(chunks.into_iter().map(move |chunk| Ok((newest, chunk)))),
         Err(error) => Box::new(std::iter::once(Err(error))),
     }
@@ -541,6 +550,22 @@ mod tests {
         let chunks: Vec<_> = select(&files, "op", Range::ALL).map(Result::unwrap).collect();
         assert!(chunks.len() >= 16, "{} chunks", chunks.len());
         assert_eq!(told(chunks.into_iter()), told(merge(&files).flat_map(|one| one.unwrap().chunks)));
+    }
+
+    /// As after a merge that has made parts of a bin, and batches behind it.
+    #[test]
+    fn bases_of_parts_and_changes_of_all_are_not_merged_in_memory() {
+        let files = spread(&[("x", 4, true), ("y", 0, false), ("z", 0, false)]);
+        let Select { chunks, .. } = select(&files, "op", Range::ALL);
+        let chunks: Vec<_> = chunks.map(Result::unwrap).collect();
+        let names: Vec<&str> = chunks.iter().map(|(name, _)| *name).collect();
+        assert!(names.is_sorted() && names.iter().filter(|name| **name == "x").count() >= 16, "{names:?}");
+        let expected = told(merge(&files).flat_map(|one| one.unwrap().chunks));
+        assert_eq!(told(chunks.into_iter().map(|(_, chunk)| chunk)), expected);
+        // Parts of which some were written again.
+        let again = spread(&[("w", 0, true), ("x", 4, true), ("y", 2, true), ("z", 0, false)]);
+        let expected = told(merge(&again).flat_map(|one| one.unwrap().chunks));
+        assert_eq!(told(select(&again, "op", Range::ALL).map(Result::unwrap)), expected);
     }
 
     #[test]
