@@ -94,7 +94,7 @@ impl GroupHost {
                 .with("column", column.as_str())
                 .with("row", *row),
             OpError::Schema { step, .. } => Failure::new("schema", message).with("step", step.to_string()),
-            OpError::Overflow { step, column, .. } => {
+            OpError::Overflow { step, column, .. } | OpError::TooManyDistinct { step, column } => {
                 Failure::new("data", message).with("step", step.to_string()).with("column", column.as_str())
             }
             OpError::Twice { step, key, row } => {

@@ -329,14 +329,14 @@ impl Place {
                 cell[2] = (squares + distance * (distance - step)).to_bits();
             }),
             (Input::Code(codes), Kind::Set { fixed: true }) => each(self, &codes.nulls, rows, cells, |row, cell| {
-                gather(cell, blobs, &codes.values[row].to_le_bytes(), true);
+                wrapped |= gather(cell, blobs, &codes.values[row].to_le_bytes(), true);
             }),
             (Input::Bytes(values, nulls), Kind::Set { fixed: false }) => each(self, nulls, rows, cells, |row, cell| {
-                gather(cell, blobs, values.get(row), false);
+                wrapped |= gather(cell, blobs, values.get(row), false);
             }),
             (Input::Ordered(values, nulls), Kind::Set { fixed: false }) => {
                 each(self, nulls, rows, cells, |row, cell| {
-                    gather(cell, blobs, values.row(row).data(), false);
+                    wrapped |= gather(cell, blobs, values.row(row).data(), false);
                 })
             }
             (Input::Hashes(hashes, nulls), Kind::Registers(bits)) => each(self, nulls, rows, cells, |row, cell| {
@@ -427,7 +427,10 @@ impl Place {
                     let theirs = set::iter(other_blobs.get(other[from + 1]), fixed);
                     let [word, count] = words.get_disjoint_mut([word + 1, word + 2]).expect("two words of a cell");
                     blobs.edit(word, |found| {
-                        theirs.for_each(|value| *count += u64::from(set::insert(found, value, fixed)))
+                        theirs.for_each(|value| match set::insert(found, value, fixed) {
+                            Ok(fresh) => *count += u64::from(fresh),
+                            Err(set::Full) => wrapped = true,
+                        })
                     });
                 }
                 Kind::Registers(bits) => {
@@ -458,10 +461,12 @@ impl Kind {
     }
 }
 
-fn gather(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], fixed: bool) {
+/// Adds a value to those of a cell; says whether they are too many.
+fn gather(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], fixed: bool) -> bool {
     let fresh = blobs.edit(&mut cell[1], |found| set::insert(found, value, fixed));
     cell[0] += 1;
-    cell[2] += u64::from(fresh);
+    cell[2] += u64::from(fresh == Ok(true));
+    fresh == Err(set::Full)
 }
 
 fn best(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], greatest: bool) {

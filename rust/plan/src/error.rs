@@ -305,6 +305,16 @@ pub enum OpError {
         /// Its type.
         data_type: String,
     },
+    /// The distinct values of one key are too many to be kept.
+    #[error(
+        "{step}: the distinct values in column '{column}' of one key reach 4 GiB; use approx_count_distinct, or a finer key"
+    )]
+    TooManyDistinct {
+        /// The step.
+        step: StepName,
+        /// The output column.
+        column: String,
+    },
     /// A key is null where the step rejects nulls.
     #[error(
         "{step}: key column '{column}' is null in row {row} and nulls are rejected; mend the source, or key_by(..., nulls=\"group\")"

@@ -7,7 +7,7 @@ use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, SchemaRef};
 use smallvec::SmallVec;
 
-use crate::acc::{Blobs, Input};
+use crate::acc::{Blobs, Input, Kind};
 use crate::agg::{Aggregate, Aggregator};
 use crate::column::{self, EventTime};
 use crate::error::{OpError, StepName};
@@ -146,10 +146,14 @@ impl GroupBy {
         Ok((self.codec.encode(batch)?, inputs))
     }
 
-    /// The error of aggregate `at` wrapping its 128-bit sum.
+    /// The error of aggregate `at`: its 128-bit sum has wrapped, or its set is full.
     pub(crate) fn wrapped(&self, at: usize) -> OpError {
         let spec = &self.aggregators[at].spec;
-        OpError::Overflow { step: self.step.clone(), column: spec.name.clone(), data_type: spec.output.to_string() }
+        let (step, column) = (self.step.clone(), spec.name.clone());
+        match spec.kind {
+            Kind::Set { .. } => OpError::TooManyDistinct { step, column },
+            _ => OpError::Overflow { step, column, data_type: spec.output.to_string() },
+        }
     }
 
     /// Adds what is at `positions` of `table` to the output, as rows of the window that starts at `start`; full blocks go to `out`.

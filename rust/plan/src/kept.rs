@@ -299,9 +299,12 @@ impl Kept {
                 let rule = if rule.is_empty() { String::new() } else { format!(" ({rule})") };
                 format!("rows ({}) by {one:?} that meet ({}) by {other:?}{rule}", types(left), types(right))
             }
-            Holds::Top { n, by, descending, group, rows, .. } => {
+            Holds::Top { n, by, descending, group, end, rows } => {
+                // Groups of windows go with these. Whose times are columns like others stay.
+                let is_window = |at: &usize| rows.fields().get(*at).is_some_and(|field| field.name() == WINDOW_END);
+                let stay = if end.is_none() && group.iter().any(is_window) { ", which stay," } else { "" };
                 let (least, group) = (if *descending { "greatest" } else { "least" }, format!("{group:?}"));
-                format!("the {n} {least} by column {by} of groups {group} of ({})", types(rows))
+                format!("the {n} {least} by column {by} of groups {group}{stay} of ({})", types(rows))
             }
         };
         match self.keys.fields().is_empty() {
@@ -407,6 +410,9 @@ impl Kept {
                 if !fits(left, &on[0]) || !fits(right, &on[1]) {
                     return Err(unknown("a column that its rows do not have"));
                 }
+                if within.is_some_and(|(lower, _)| lower.checked_neg().is_none()) {
+                    return Err(unknown("the interval within which rows meet"));
+                }
                 let shape = join::shape((left, &on[0]), (right, &on[1]), rule);
                 let rules = Rules { until: *until, once: *once, ..Rules::new(*how, *within) };
                 let new_state = Box::new(move || State::sides(Sides::new(shape, rules)));
@@ -438,6 +444,9 @@ fn resolved(functions: &[String], inputs: &Schema) -> Result<Vec<Aggregate>, Kep
     let unknown = |what: &str| KeptError::Unknown(what.to_owned());
     if functions.len() != inputs.fields().len() {
         return Err(unknown("as many functions as inputs"));
+    }
+    if functions.len() > usize::from(u8::MAX) {
+        return Err(unknown("more than 255 aggregates"));
     }
     let aggregates = functions.iter().zip(inputs.fields()).enumerate().map(|(at, (name, input))| {
         let function = Function::read(name).ok_or_else(|| unknown(name))?;

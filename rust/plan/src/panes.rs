@@ -10,13 +10,15 @@
 //! What has changed since the mark is told as entries. The key of a row begins with its pane, so that a pane goes with one entry: a varint
 //! of its start (zigzag), 1 for the null key and else 0, and the bytes of the key, if it has any beside its hash.
 
+mod live;
+
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
-use smallvec::SmallVec;
 
+use self::live::Live;
 use crate::common::{self, Common};
 use crate::error::{OpError, StateFault};
 use crate::group::GroupBy;
@@ -46,8 +48,7 @@ struct Pane {
 
 /// See the module.
 pub(crate) struct Panes {
-    /// Ascending. Nearly always there is one, or the last one is asked for.
-    live: SmallVec<[Pane; 1]>,
+    live: Live,
     /// In place of the panes while their rows are elsewhere. There is no undo then.
     lent: Option<Box<Lent>>,
     /// Windows that end at or before this have fired here, in microseconds.
@@ -183,9 +184,9 @@ struct Undo {
 /// How far an encoding is.
 #[derive(Default)]
 struct Place {
-    /// Panes that are begun.
-    begun: usize,
-    /// What is left of the last of them.
+    /// The pane that is begun.
+    pane: Option<i64>,
+    /// What is left of it.
     left: VecDeque<Range<usize>>,
     /// Of a bin without panes: whether it was told what has fired.
     told: bool,
@@ -196,9 +197,11 @@ struct Place {
 #[derive(Default)]
 struct Changes {
     begun: bool,
-    /// Panes that are begun.
-    panes: usize,
-    /// What is left of the last of them.
+    /// Whether there is nothing to tell.
+    none: bool,
+    /// The pane that is begun.
+    pane: Option<i64>,
+    /// What is left of it.
     left: std::vec::IntoIter<u32>,
 }
 
@@ -212,7 +215,7 @@ impl common::Lent for Panes {
         let fits = |all: &&mut Self| self.undo.is_none() && self.lent.is_none() && self.fired == all.fired;
         let Some(all) = common.whole().filter(fits) else { return };
         self.rolled = None;
-        for Pane { start, table, .. } in self.live.drain(..) {
+        for Pane { start, table, .. } in self.live.take() {
             all.table_mut(start).copy_from(&table, table.taken());
         }
         common.admit(bin);
@@ -222,10 +225,10 @@ impl common::Lent for Panes {
     fn divided(&self, bins: impl Iterator<Item = u32>, bin_of: impl Fn(u64) -> u32) -> HashMap<u32, Self> {
         let mut shares: HashMap<u32, Self> = bins.map(|bin| (bin, Self::new(Shape::clone(&self.shape)))).collect();
         shares.values_mut().for_each(|share| share.fired = self.fired);
-        for Pane { start, table, .. } in &self.live {
+        for Pane { start, table, .. } in self.live.iter() {
             for (bin, table) in table.divided(&self.shape, &bin_of) {
                 let share = shares.get_mut(&bin).expect("rows are of bins that lend");
-                share.live.push(Pane { start: *start, table, fresh: false });
+                share.live.add(std::iter::once(Pane { start: *start, table, fresh: false }));
             }
         }
         shares
@@ -250,7 +253,7 @@ impl common::Lent for Panes {
 
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), lent: None, undo: None, rolled: None }
+        Self { shape: Box::new(shape), fired: i64::MIN, live: Live::default(), lent: None, undo: None, rolled: None }
     }
 
     /// Lends the rows of pane 0 to a pool, as bin `bin` of it, where that is all there is; says whether it did.
@@ -258,13 +261,17 @@ impl Panes {
         if self.undo.is_some() || self.lent.is_some() {
             return false;
         }
-        let lent = match &self.live[..] {
-            [] => Table::new(&self.shape).lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys)),
-            [Pane { start: 0, table, .. }] => table.lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys)),
+        let lent = match self.live.only() {
+            Some(Pane { start: 0, table, .. }) => {
+                table.lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys))
+            }
+            None if self.live.is_empty() => {
+                Table::new(&self.shape).lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys))
+            }
             _ => false,
         };
         if lent {
-            self.live.clear();
+            self.live = Live::default();
             self.lent = Some(Box::new(Lent::Pool(pool::lease(shared, bin))));
         }
         lent
@@ -308,7 +315,7 @@ impl Panes {
 
     fn put_back(&mut self, table: Table) {
         if table.len() > 0 {
-            self.live.push(Pane { start: 0, table, fresh: false });
+            self.live.add(std::iter::once(Pane { start: 0, table, fresh: false }));
         }
     }
 
@@ -333,47 +340,36 @@ impl Panes {
         self.undo.iter_mut().for_each(|undo| undo.spoke = true);
     }
 
-    /// Where a pane is, or where it belongs.
-    #[inline]
-    fn find(&self, start: i64) -> Result<usize, usize> {
-        match self.live.last() {
-            Some(last) if last.start == start => Ok(self.live.len() - 1),
-            Some(last) if last.start > start => self.live.binary_search_by_key(&start, |pane| pane.start),
-            _ => Err(self.live.len()),
-        }
-    }
-
     /// The table of a pane, made when there is none.
     #[inline]
     pub(crate) fn table_mut(&mut self, start: i64) -> &mut Table {
         if self.rolled.as_ref().is_some_and(|rolled| start < rolled.within.end) {
             self.rolled = None;
         }
-        let at = self.find(start).unwrap_or_else(|at| {
-            let mut table = Table::new(&self.shape);
-            // As many keys as in the last one.
-            if let Some(last) = self.live.last() {
+        let Self { live, shape, undo, .. } = self;
+        let pane = live.get_or_make(start, |last| {
+            let mut table = Table::new(shape);
+            // As many keys as in the one before.
+            if let Some(last) = last {
                 table.make_room(last.table.len());
             }
-            self.live.insert(at, Pane { start, table, fresh: self.undo.is_some() });
-            at
+            Pane { start, table, fresh: undo.is_some() }
         });
-        &mut self.live[at].table
+        &mut pane.table
     }
 
     /// The table of a pane, when there is one.
     #[inline]
     pub(crate) fn table(&self, start: i64) -> Option<&Table> {
-        Some(&self.live[self.find(start).ok()?].table)
+        Some(&self.live.get(start)?.table)
     }
 
     pub(crate) fn first_pane_at(&self, at_least: i64) -> Option<i64> {
-        self.live.get(self.find(at_least).unwrap_or_else(|at| at)).map(|pane| pane.start)
+        self.live.first_at(at_least)
     }
 
     pub(crate) fn range(&self, panes: Range<i64>) -> impl Iterator<Item = &Table> {
-        let from = self.find(panes.start).unwrap_or_else(|at| at);
-        self.live[from..].iter().take_while(move |pane| pane.start < panes.end).map(|pane| &pane.table)
+        self.live.range(panes).map(|pane| &pane.table)
     }
 
     /// Brings the sum of panes to those of a window that is not before the last one. `left` is the word of a row that is 0 where nothing is left of
@@ -419,17 +415,15 @@ impl Panes {
 
     pub(crate) fn existing_mut(&mut self, start: i64) -> Option<&mut Table> {
         self.rolled = None;
-        let at = self.find(start).ok()?;
-        Some(&mut self.live[at].table)
+        Some(&mut self.live.get_mut(start)?.table)
     }
 
     /// Drops the panes before `end`.
     pub(crate) fn drop_before(&mut self, end: i64) {
-        let count = self.live.iter().take_while(|pane| pane.start < end).count();
-        for pane in self.live.drain(..count) {
-            if let (Some(undo), false) = (&mut self.undo, pane.fresh) {
-                undo.dropped.push(pane);
-            }
+        let gone = self.live.take_before(end);
+        match &mut self.undo {
+            Some(undo) => undo.dropped.extend(gone.filter(|pane| !pane.fresh)),
+            None => gone.for_each(drop),
         }
     }
 
@@ -462,6 +456,9 @@ impl Panes {
 
     /// The next chunk of entries: what has changed by what it is undone by, or all.
     fn encode_changes(&self, place: &mut Changes, undo: Option<&Undo>) -> Option<Vec<u8>> {
+        if place.none {
+            return None;
+        }
         let mut writer = ChunkWriter::new(&self.entries_shape());
         if !std::mem::replace(&mut place.begun, true) {
             let gone = undo
@@ -473,7 +470,7 @@ impl Panes {
             // Where no window with rows has fired, what has fired says nothing: a watermark that passes is no change of this bin.
             let fired = undo.is_some_and(|undo| undo.spoke) && !self.live.is_empty();
             if gone.is_empty() && !fired && !self.live.iter().any(is_touched) {
-                place.panes = self.live.len();
+                place.none = true;
                 return None;
             }
             writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
@@ -486,8 +483,8 @@ impl Panes {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         loop {
             let Some(position) = place.left.next() else {
-                let Some(pane) = self.live.get(place.panes) else { break };
-                place.panes += 1;
+                let Some(pane) = self.live.behind(place.pane) else { break };
+                place.pane = Some(pane.start);
                 let mut positions = match Self::changed(undo, pane) {
                     Some(touched) => touched.list().to_vec(),
                     None => pane.table.taken().map(|position| position as u32).collect(),
@@ -496,7 +493,7 @@ impl Panes {
                 place.left = positions.into_iter();
                 continue;
             };
-            let pane = &self.live[place.panes - 1];
+            let pane = self.begun(place.pane);
             key.clear();
             value.clear();
             put_zigzag(&mut key, pane.start);
@@ -507,6 +504,11 @@ impl Panes {
             }
         }
         (!writer.is_empty()).then(|| writer.finish())
+    }
+
+    /// The pane that an encoding has begun: nothing changes meanwhile.
+    fn begun(&self, start: Option<i64>) -> &Pane {
+        start.and_then(|start| self.live.get(start)).expect("a pane that was begun is there")
     }
 
     fn entries_shape(&self) -> Vec<u8> {
@@ -533,7 +535,7 @@ impl Panes {
         }
         loop {
             if let Some(positions) = place.left.pop_front() {
-                let pane = &self.live[place.begun - 1];
+                let pane = self.begun(place.pane);
                 let mut out = header(pane.start);
                 let without = Self::changed(self.undo.as_deref(), pane).filter(|_| same);
                 match pane.table.encode(positions, without, &mut out) {
@@ -541,8 +543,8 @@ impl Panes {
                     _ => return Some(out),
                 }
             }
-            let pane = self.live.get(place.begun)?;
-            place.begun += 1;
+            let pane = self.live.behind(place.pane)?;
+            place.pane = Some(pane.start);
             if same && Self::changed(self.undo.as_deref(), pane).is_none() {
                 continue;
             }
@@ -597,9 +599,7 @@ impl Panes {
             }
         }
         for start in gone {
-            if let Ok(at) = self.find(start) {
-                self.live.remove(at);
-            }
+            self.live.remove(start);
             self.undo.iter_mut().for_each(|undo| undo.gone.push(start));
         }
         if let Some(fired) = fired {
@@ -607,15 +607,15 @@ impl Panes {
             self.undo.iter_mut().for_each(|undo| undo.fired = self.fired);
         }
         for (start, rows) in rows {
-            let at = self.find(start).unwrap_or_else(|at| {
-                let mut table = Table::new(&self.shape);
-                if self.undo.is_some() {
+            let Self { live, shape, undo, .. } = self;
+            let pane = live.get_or_make(start, |_| {
+                let mut table = Table::new(shape);
+                if undo.is_some() {
                     table.mark();
                 }
-                self.live.insert(at, Pane { start, table, fresh: false });
-                at
+                Pane { start, table, fresh: false }
             });
-            self.live[at].table.take_rows(&rows)?;
+            pane.table.take_rows(&rows)?;
         }
         Ok(())
     }
@@ -643,16 +643,16 @@ impl Panes {
         }
         let fired = reader.i64()?;
         let start = reader.i64()?;
-        match self.find(start) {
-            Ok(at) => self.live[at].table.absorb(&self.shape, &mut reader)?,
-            Err(at) => {
+        match self.live.get_mut(start) {
+            Some(pane) => pane.table.absorb(&self.shape, &mut reader)?,
+            None => {
                 let mut table = Table::new(&self.shape);
                 table.absorb(&self.shape, &mut reader)?;
                 if table.len() > 0 {
                     if self.undo.is_some() {
                         table.mark();
                     }
-                    self.live.insert(at, Pane { start, table, fresh: false });
+                    self.live.add(std::iter::once(Pane { start, table, fresh: false }));
                 }
             }
         }
@@ -682,7 +682,7 @@ impl Panes {
 
     pub(crate) fn mark(&mut self) {
         self.undo = Some(Box::new(Undo { fired: self.fired, spoke: false, dropped: Vec::new(), gone: Vec::new() }));
-        for pane in &mut self.live {
+        for pane in self.live.iter_mut() {
             pane.fresh = false;
             pane.table.mark();
         }
@@ -699,15 +699,14 @@ impl Panes {
         let Some(undo) = &mut self.undo else {
             // Never marked: back to how it was made.
             self.fired = i64::MIN;
-            self.live.clear();
+            self.live = Live::default();
             return;
         };
         self.fired = undo.fired;
         undo.spoke = false;
         undo.gone.clear();
         self.live.retain(|pane| !pane.fresh);
-        self.live.extend(undo.dropped.drain(..));
-        self.live.sort_unstable_by_key(|pane| pane.start);
+        self.live.add(undo.dropped.drain(..));
         self.live.iter_mut().for_each(|pane| pane.table.rollback());
     }
 }

@@ -197,6 +197,9 @@ fn has_clock_changes(zone: &str) -> bool {
         && !["UTC", "Etc/UTC", "GMT", "Etc/GMT", "Z", "Zulu", "Etc/UCT", "UCT"].contains(&zone)
 }
 
+/// Columns of what a join gives, at most.
+const MOST_COLUMNS: usize = 1 << 14;
+
 pub(crate) fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
     let mut names = HashSet::new();
     match schema.fields().iter().find(|field| !names.insert(field.name())) {
@@ -688,6 +691,11 @@ impl Compiler {
             // Whether there is one is all that is asked.
             right.kept = right.on.clone();
         }
+        // Joined with itself again and again a flow has twice as many each time.
+        let columns = left.taken.len() + right.taken.len();
+        if columns > MOST_COLUMNS {
+            return Err(PlanError::Range { step, name: "the number of columns that come out", value: columns as i64 });
+        }
         let (lone_right, lone_left) = match how {
             JoinHow::Left => (false, true),
             JoinHow::Right => (true, false),
@@ -700,9 +708,10 @@ impl Compiler {
             Arc::new(field.clone().with_nullable(nullable))
         };
         // A column that both sides have keeps its name on the left.
-        let renamed = |field: Arc<Field>| match left.routed.index_of(field.name()) {
-            Ok(_) => Arc::new(field.as_ref().clone().with_name(format!("{}{suffix}", field.name()))),
-            Err(_) => field,
+        let names: HashSet<&String> = left.routed.fields().iter().map(|field| field.name()).collect();
+        let renamed = |field: Arc<Field>| match names.contains(field.name()) {
+            true => Arc::new(field.as_ref().clone().with_name(format!("{}{suffix}", field.name()))),
+            false => field,
         };
         let fields = left.taken.iter().map(|at| field(&left.routed, *at, lone_right));
         let fields = fields.chain(right.taken.iter().map(|at| renamed(field(&right.routed, *at, lone_left))));
@@ -885,7 +894,7 @@ impl Compiler {
                 ));
             }
             WindowKind::Sliding if every_us.is_none() => {
-                return Err(wrong("every_us", 0, "a sliding window needs a period"));
+                return Err(PlanError::Misplaced { step, reason: "a sliding window needs a period: give every_us" });
             }
             _ => {}
         }
@@ -1144,7 +1153,10 @@ impl Compiler {
     fn top(&mut self, step: StepName, n: u64, by: &str, descending: bool, per: &Per) -> Result<(), PlanError> {
         let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
         let count = usize::try_from(n).ok().filter(|&n| (1..=1 << 31).contains(&n));
-        let Some(count) = count else { return Err(PlanError::Range { step, name: "n", value: n as i64 }) };
+        let Some(count) = count else {
+            let value = i64::try_from(n).unwrap_or(i64::MAX);
+            return Err(PlanError::Range { step, name: "n", value });
+        };
         if self.point.updates {
             return misplaced(
                 "its input replaces earlier values, which would be ranked again; write emit='final' in the agg before it",

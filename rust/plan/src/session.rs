@@ -87,6 +87,11 @@ fn replace(now: &mut Open, then: Open) -> ((), usize, usize) {
 type Name<'a> = (u64, bool, &'a [u8]);
 
 /// Of a row of a block. A null has no bytes: those that lie under it say nothing.
+/// Hashes of one bin begin alike, and by how they begin a table tells keys apart without reading them.
+fn spread(hash: u64) -> u64 {
+    hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 fn name_of<'a>(keys: &'a Keys, hashes: &[u64], row: usize) -> Name<'a> {
     let null = keys.is_null(row);
     (hashes[row], null, if null { &[] } else { keys.bytes(row) })
@@ -162,7 +167,7 @@ impl Sessions {
             let key = &keys[*at as usize];
             key.hash == hash && key.null == null && *key.name == *name
         };
-        self.index.find(hash, same).map(|at| *at as usize)
+        self.index.find(spread(hash), same).map(|at| *at as usize)
     }
 
     /// Where a key is kept; a new one is made.
@@ -174,7 +179,7 @@ impl Sessions {
             self.vacant.push(at);
             self.bytes += size_of::<Key>() + name.len();
             let keys = &self.keys;
-            self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
+            self.index.insert_unique(spread(hash), at, |at| spread(keys[*at as usize].hash));
             at as usize
         })
     }
@@ -221,14 +226,14 @@ impl Sessions {
                 continue;
             }
             let hash = self.keys[at].hash;
-            if let Ok(entry) = self.index.find_entry(hash, |other| *other == at as u32) {
+            if let Ok(entry) = self.index.find_entry(spread(hash), |other| *other == at as u32) {
                 entry.remove();
             }
             let key = self.keys.swap_remove(at);
             self.bytes -= size_of::<Key>() + key.name.len();
             if let Some(moved) = self.keys.get(at) {
                 let last = self.keys.len() as u32;
-                if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
+                if let Some(entry) = self.index.find_mut(spread(moved.hash), |other| *other == last) {
                     *entry = at as u32;
                 }
                 self.ends.push(Reverse((moved.due, at as u32)));

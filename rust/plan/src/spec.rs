@@ -8,7 +8,7 @@
 //! (RFC 4648, padded) of an Arrow IPC schema message; user functions as call numbers.
 
 use arrow_ipc::writer::StreamWriter;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::PlanError;
@@ -592,7 +592,40 @@ pub fn schema_to_text(schema: &Schema) -> String {
 pub fn schema_from_text(text: &str) -> Result<SchemaRef, String> {
     let bytes = from_base64(text).ok_or("the schema is not base64")?;
     let schema = crate::ipc::schema(&bytes).map_err(|error| format!("the schema: {error}"))?;
-    schema.ok_or_else(|| "the schema is cut off".into())
+    let schema = schema.ok_or("the schema is cut off")?;
+    schema.fields().iter().try_for_each(|field| values_in(field).map(drop))?;
+    Ok(schema)
+}
+
+/// Bytes and items of which a value has a fixed number, at most: one is made of each column, be it null.
+const MOST_FIXED: usize = 1 << 24;
+
+/// How many items a value of a column has where its type says it.
+fn values_in(field: &Field) -> Result<usize, String> {
+    use DataType::{
+        FixedSizeBinary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct, Union,
+    };
+    let data_type = field.data_type();
+    let sum = |fields: &mut dyn Iterator<Item = &FieldRef>| {
+        fields.map(|field| values_in(field)).try_fold(1_usize, |sum, more| Ok::<_, String>(sum.saturating_add(more?)))
+    };
+    let count = match data_type {
+        FixedSizeBinary(size) => usize::try_from(*size).ok(),
+        FixedSizeList(item, size) => {
+            usize::try_from(*size).ok().zip(Some(values_in(item)?)).map(|(n, each)| n.saturating_mul(each))
+        }
+        Struct(fields) => Some(sum(&mut fields.iter())?),
+        Union(fields, _) => Some(sum(&mut fields.iter().map(|(_, field)| field))?),
+        // As many as a value says itself.
+        List(item) | LargeList(item) | ListView(item) | LargeListView(item) | Map(item, _) | RunEndEncoded(_, item) => {
+            Some(values_in(item)?)
+        }
+        _ => Some(1),
+    };
+    let count = count.filter(|count| *count <= MOST_FIXED);
+    count.ok_or_else(|| {
+        format!("column '{}' is {data_type}, of which a value has no or more than {MOST_FIXED} items", field.name())
+    })
 }
 
 pub(crate) mod schema_text {
@@ -622,6 +655,37 @@ mod tests {
         }
         for bad in ["Z", "Zg=", "Zg=a", "Z===", "Z!=="] {
             assert_eq!(from_base64(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn types_of_which_no_value_can_be_made_are_refused() {
+        let item = |data_type| Arc::new(Field::new("item", data_type, true));
+        let read = |data_type| {
+            schema_from_text(&schema_to_text(&Arc::new(Schema::new(vec![Field::new("c", data_type, true)])))).map(drop)
+        };
+        let list = |of: DataType, size| DataType::FixedSizeList(item(of), size);
+        for good in [
+            list(DataType::Float32, 1_536),
+            DataType::FixedSizeBinary(16),
+            DataType::List(item(list(DataType::Int8, 4))),
+            DataType::Struct(vec![item(DataType::Int8)].into()),
+        ] {
+            assert_eq!(read(good), Ok(()));
+        }
+        for bad in [
+            list(DataType::Int32, -1),
+            list(list(DataType::Int8, 1 << 20), 1 << 20),
+            DataType::FixedSizeBinary(-7),
+            DataType::FixedSizeBinary(i32::MAX),
+            DataType::List(item(list(DataType::Int8, -4))),
+            DataType::Struct(vec![item(list(DataType::Int8, i32::MAX)), item(DataType::Int8)].into()),
+        ] {
+            let told = read(bad.clone()).expect_err("it has no values");
+            assert!(
+                told.contains("has no or more than 16777216 items") || told.contains("the schema"),
+                "{bad}: {told}"
+            );
         }
     }
 

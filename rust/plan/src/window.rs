@@ -59,6 +59,9 @@ pub struct Windows {
 /// Windows that hold a time from which on they are rolled: a pane is merged twice, once to take it away.
 const LEAST_OVERLAP: i64 = 4;
 
+/// Windows of a row, and panes of a window, at most: each is looked at.
+const MOST_PARTS: i64 = 1 << 20;
+
 fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -67,7 +70,8 @@ impl Windows {
     /// Windows of `size_us` every `every_us`.
     ///
     /// # Errors
-    /// The name of the option that is out of range and why: both must be positive and at most about 73,000 years.
+    /// The name of the option that is out of range and why: both must be positive and at most about 73,000 years, a row in at most 2^20 windows,
+    /// and a window of at most 2^20 panes.
     pub fn new(size_us: i64, every_us: i64) -> Result<Self, (&'static str, &'static str)> {
         if size_us < 1 {
             return Err(("size_us", "must be positive"));
@@ -82,6 +86,15 @@ impl Windows {
             return Err(("every_us", "is longer than the range of event times"));
         }
         let pane_us = if size_us > every_us { gcd(size_us, every_us) } else { size_us };
+        if size_us / every_us > MOST_PARTS {
+            return Err((
+                "every_us",
+                "makes each row one of more than 1,048,576 windows; is its unit that of the size?",
+            ));
+        }
+        if size_us / pane_us > MOST_PARTS {
+            return Err(("every_us", "cuts a window into more than 1,048,576 parts; choose one that divides the size"));
+        }
         Ok(Self { size_us, every_us, pane_us, offset_us: 0, zone: None })
     }
 

@@ -201,6 +201,7 @@ pub(crate) fn from_op(error: &OpError) -> PyErr {
             });
         }
         OpError::Overflow { .. }
+        | OpError::TooManyDistinct { .. }
         | OpError::NoWindow { .. }
         | OpError::EventTime { .. }
         | OpError::Twice { .. }

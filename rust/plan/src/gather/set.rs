@@ -54,30 +54,41 @@ fn find(set: &[u8], value: &[u8], fixed: bool) -> (usize, bool) {
     }
 }
 
+/// The members of one set would reach 4 GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
 /// Adds a value to a set, which may be no bytes at all; says whether it is new.
 ///
-/// # Panics
-/// The members of one set reach 4 GiB.
-pub(crate) fn insert(set: &mut Box<[u8]>, value: &[u8], fixed: bool) -> bool {
+/// # Errors
+/// [`Full`]: the set is as it was.
+pub(crate) fn insert(set: &mut Box<[u8]>, value: &[u8], fixed: bool) -> Result<bool, Full> {
+    insert_below(set, value, fixed, u32::MAX as usize)
+}
+
+/// As [`insert`], with so many bytes of members at most.
+fn insert_below(set: &mut Box<[u8]>, value: &[u8], fixed: bool, most: usize) -> Result<bool, Full> {
     if set.is_empty() {
         *set = with_room(&[], 0, LEAST_SLOTS, LEAST_ROOM, fixed);
     }
     let (mut slot, found) = find(set, value, fixed);
     if found {
-        return false;
+        return Ok(false);
     }
     let more = value.len() + if fixed { 0 } else { 4 };
     let (count, end, mut have) = (members(set), used(set), slots(set));
+    if end + more > most {
+        return Err(Full);
+    }
     let room = set.len() - arena(have);
     if (count + 1) * 4 > have * 3 || end + more > room {
         let wanted = if (count + 1) * 4 > have * 3 { have * 2 } else { have };
-        let room = if end + more > room { (room * 2).max(end + more) } else { room };
+        let room = if end + more > room { (room * 2).max(end + more).min(most) } else { room };
         *set = with_room(packed(set), count, wanted, room, fixed);
         (slot, _) = find(set, value, fixed);
         have = wanted;
     }
-    let begin = u32::try_from(end + 1).expect("the values of one key are below 4 GiB");
-    u32::try_from(end + more).expect("the values of one key are below 4 GiB");
+    let begin = end as u32 + 1;
     let at = arena(have) + end;
     if !fixed {
         set_word(set, at, value.len() as u32);
@@ -86,7 +97,7 @@ pub(crate) fn insert(set: &mut Box<[u8]>, value: &[u8], fixed: bool) -> bool {
     set_word(set, HEAD + slot * 4, begin);
     set_word(set, 0, count as u32 + 1);
     set_word(set, 4, (end + more) as u32);
-    true
+    Ok(true)
 }
 
 /// A set of these members with so many slots and bytes of room.
@@ -127,7 +138,7 @@ pub(crate) fn unpack(packed: &[u8], fixed: bool) -> Option<(Box<[u8]>, u64)> {
     let mut at = 0;
     while at < packed.len() {
         let (value, next) = member(packed, at, fixed)?;
-        if !insert(&mut set, value, fixed) {
+        if insert(&mut set, value, fixed) != Ok(true) {
             return None;
         }
         at = next;
@@ -144,6 +155,22 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn one_that_is_full_stays_as_it_is() {
+        for fixed in [false, true] {
+            let (mut set, most) = (Box::default(), 40);
+            let value = |number: u64| number.to_le_bytes();
+            let room = most / if fixed { 8 } else { 12 };
+            for number in 0..room as u64 {
+                assert_eq!(insert_below(&mut set, &value(number), fixed, most), Ok(true));
+            }
+            let before = set.clone();
+            assert_eq!(insert_below(&mut set, &value(99), fixed, most), Err(Full));
+            assert_eq!(insert_below(&mut set, &value(0), fixed, most), Ok(false), "one that is there is");
+            assert_eq!(set, before);
+        }
+    }
+
     proptest! {
         #[test]
         fn equals_a_set(values in prop::collection::vec(prop::collection::vec(0u8..3, 0..6), 0..300), fixed in any::<bool>()) {
@@ -152,7 +179,7 @@ mod tests {
                 if fixed {
                     value.resize(FIXED, 0);
                 }
-                prop_assert_eq!(insert(&mut set, &value, fixed), twin.insert(value));
+                prop_assert_eq!(insert(&mut set, &value, fixed), Ok(twin.insert(value)));
             }
             let members: BTreeSet<Vec<u8>> = iter(&set, fixed).map(<[u8]>::to_vec).collect();
             prop_assert_eq!(&members, &twin);

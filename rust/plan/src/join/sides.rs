@@ -1256,7 +1256,9 @@ fn met_of(byte: u8) -> Result<u32, StateFault> {
 }
 
 fn number_of(number: u64) -> Result<u32, StateFault> {
-    u32::try_from(number).map_err(|_| StateFault::Corrupt { what: "the number of a row" })
+    // Behind the last one there is room for another.
+    let number = u32::try_from(number).ok().filter(|number| *number < u32::MAX);
+    number.ok_or(StateFault::Corrupt { what: "the number of a row" })
 }
 
 #[cfg(test)]
@@ -1268,6 +1270,15 @@ mod tests {
 
     use super::*;
     use crate::common::lock;
+
+    /// Behind it there would be no room for the next.
+    #[test]
+    fn a_row_with_the_last_number_is_refused() {
+        assert_eq!(number_of(u64::from(u32::MAX) - 1).ok(), Some(u32::MAX - 1));
+        for number in [u64::from(u32::MAX), u64::MAX] {
+            assert!(matches!(number_of(number), Err(StateFault::Corrupt { what: "the number of a row" })));
+        }
+    }
 
     #[derive(Clone, Debug)]
     enum Deed {

@@ -771,3 +771,62 @@ fn nanoseconds_near_their_end_are_refused_where_they_come_in() {
         assert_eq!(cluster.rows.iter().map(RecordBatch::num_rows).sum::<usize>(), 2);
     }
 }
+
+/// Rows of a table are in any order, and all its windows are open until it ends.
+#[test]
+fn thousands_of_windows_in_any_order_are_those_in_order() {
+    const WINDOWS: i64 = 1_500;
+    let block = |windows: &[i64]| {
+        let of = |value: fn(i64) -> i64| -> ArrayRef {
+            Arc::new(Int64Array::from_iter_values(windows.iter().map(|at| value(*at))))
+        };
+        RecordBatch::try_from_iter([("k", of(|at| at % 3)), ("t", of(|at| 10 * at + at % 7))]).unwrap()
+    };
+    let source = SourceSpec {
+        name: "input".into(),
+        schema: block(&[]).schema(),
+        event_time: Some("t".into()),
+        lateness_ms: 0,
+        order_by: vec![],
+        idle_after_ms: None,
+    };
+    let steps = vec![
+        StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
+        StepSpec::Window { kind: WindowKind::Tumbling, size_us: 10_000, every_us: None, offset_us: None, zone: None },
+        StepSpec::Agg {
+            emit: None,
+            aggs: vec![AggSpec { name: "n".into(), function: "count".into(), ..AggSpec::default() }],
+            operator: None,
+        },
+    ];
+    let spec = PlanSpec::line(source, steps);
+    let orders: [fn(i64) -> i64; 3] = [|at| at, |at| WINDOWS - 1 - at, |at| at * 7_919 % WINDOWS];
+    let mut told = Vec::new();
+    for order in orders {
+        let windows: Vec<i64> = (0..WINDOWS).map(order).collect();
+        let (early, late) = windows.split_at(windows.len() / 2);
+        let mut cluster = Cluster::new(spec.clone(), 2, 2);
+        cluster.feed(0, block(early)).unwrap();
+        cluster.mark();
+        // Undone: some are new, others have one more.
+        cluster.feed(0, block(late)).unwrap();
+        cluster.feed(0, block(early)).unwrap();
+        cluster.rollback(i64::MIN, true);
+        for bin in 0..4 {
+            cluster.relocate(&Move { stage: 0, bin, to: bin + 1, through_bytes: bin % 2 == 0 });
+        }
+        cluster.feed(0, block(late)).unwrap();
+        assert_eq!(cluster.keys(), WINDOWS as usize);
+        let mut rows = Vec::new();
+        for watermark in [3_000_000, 3_000_000 + 1, 9_995_000, i64::MAX] {
+            cluster.close(watermark).unwrap();
+            rows.push(cluster.take());
+        }
+        assert_eq!(cluster.keys(), 0);
+        told.push(rows);
+    }
+    let rows: usize = told[0].iter().map(|(rows, late)| rows.len() + 1_000_000 * late.len()).sum();
+    assert_eq!((rows, told[0][0].0.len()), (WINDOWS as usize, 300));
+    assert_eq!(told[0], told[1]);
+    assert_eq!(told[0], told[2]);
+}

@@ -245,6 +245,45 @@ fn words_of_types_stay() {
     }
 }
 
+/// With windows groups go when these are over; behind a function of a user their bounds are columns like others.
+#[test]
+fn a_top_of_windows_does_not_go_on_from_one_of_their_bounds() {
+    let schema = schema_to_text(&block().schema());
+    let routed = |steps: &str| {
+        let flow = format!(
+            r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[
+            {{"op":"key_by","columns":["k"]}},{{"op":"window","kind":"tumbling","size_us":1000}},
+            {{"op":"agg","aggs":[{{"name":"n","fn":"count"}}]}},{steps}{{"op":"top","n":2,"by":"n","per":["window_start","window_end"]}}]}}"#
+        );
+        let plan = Plan::from_json(&flow).unwrap();
+        (plan.keyed().last().unwrap().kept(), plan.keyed().next().unwrap().output.clone())
+    };
+    let (of_windows, columns) = routed("");
+    let text = schema_to_text(&columns);
+    let same = format!(r#"{{"op":"key_by","columns":["k"]}},{{"op":"stateful_map","call":0,"schema":"{text}"}},"#);
+    let (of_columns, _) = routed(&same);
+    assert_ne!(of_windows.types(), of_columns.types());
+    assert!(of_columns.types().contains("which stay"), "{}", of_columns.types());
+}
+
+#[test]
+fn what_no_state_can_be_is_not_known() {
+    let text = schema_to_text(&block().schema());
+    let join = format!(
+        r#"{{"keys":"{text}","holds":"join","left":"{text}","right":"{text}","on":[[0],[0]],"within":[-9223372036854775808,0]}}"#
+    );
+    let many = vec!["\"count\""; 300].join(",");
+    let nulls = Arc::new(Schema::new(vec![Field::new("n", DataType::Null, true); 300]));
+    let nulls = schema_to_text(&nulls);
+    let aggregates = format!(
+        r#"{{"keys":"{text}","holds":"aggregates","functions":[{many}],"inputs":"{nulls}","windows":null,"emit":"final"}}"#
+    );
+    for (json, says) in [(join, "interval"), (aggregates, "more than 255")] {
+        let error = Kept::from_json(&json).unwrap().schema().expect_err("it is no state").to_string();
+        assert!(error.contains(says), "{error}");
+    }
+}
+
 #[test]
 fn a_join_tells_the_rows_of_both_sides() {
     let right = Arc::new(Schema::new(vec![
