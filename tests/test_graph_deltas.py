@@ -124,6 +124,14 @@ def test_what_is_no_dict_of_relations_is_refused() -> None:
         deltas.foreach_batch(print)
     with pytest.raises(errors.ConfigError, match="relation='g' is none of the pattern"):
         deltas.foreach_batch(print, "g")
+    with pytest.raises(errors.ConfigError, match=r"sink=5 must be a function of \(Changes, batch id\)"):
+        deltas.foreach_batch(5, "e")  # type: ignore[arg-type]
+
+    async def sends(changes: pk.graph.Changes, batch_id: int) -> None:
+        raise AssertionError("nobody awaits it")
+
+    with pytest.raises(errors.ConfigError, match=r"^sink: sends is a coroutine function, and nobody awaits"):
+        deltas.foreach_batch(sends, "e")
 
 
 def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:

@@ -1,6 +1,9 @@
 """Side outputs beside an oracle in plain Python, on threads and processes of this machine, and what is refused."""
 
+import functools
+import gc
 import json
+import re
 from collections import Counter
 
 import pyarrow as pa
@@ -317,3 +320,55 @@ def test_partitions_drop_them_and_say_so(caplog):
     assert "side outputs of this flow are dropped: 'bad'. map_in_arrow gives one DataFrame" in caplog.text
     made = list(function(iter(table().to_batches())))
     assert sum(batch.num_rows for batch in made) == sum(line.isdigit() for line in LINES)
+
+
+async def sends(*given):
+    raise AssertionError("nobody awaits it")
+
+
+LATE = (
+    pk.Flow("k bigint, ts bigint", event_time="ts")
+    .flat_map(lambda k, ts: [(k, ts), pk.side("seen", (k,))], "k bigint, ts bigint", rows=True, sides={"seen": "k int"})
+    .key_by("k")
+    .window(pk.tumbling("10ms"))
+    .agg(n=pk.count())
+)
+TIMES = pa.table({"k": [1, 2, 2], "ts": [5, 50, 3]})
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"late": sends}, "late"),
+        ({"late": {"input": functools.partial(sends, 1)}}, "late={'input': ...}"),
+        ({"sides": {"seen": sends}}, "sides={'seen': ...}"),
+    ],
+)
+def test_coroutine_functions_are_refused_where_they_are_given(options, what):
+    text = f"{what}: sends is a coroutine function, and nobody awaits what it returns; give a function that runs it"
+    for start in (LATE.start, functools.partial(LATE.run, TIMES), functools.partial(LATE.run_into, print, TIMES)):
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            start(**options)
+
+
+@pytest.mark.parametrize("what", ["late", "late={'input': ...}", "sides={'seen': ...}"])
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_is_returned_all_the_same_ends_the_run(what):
+    def taker(batch):
+        return sends(batch)
+
+    options = {"late": taker} if what == "late" else {what.partition("=")[0]: {what.split("'")[1]: taker}}
+    with pytest.raises(ConfigError, match=re.escape(f"{what} returned a coroutine (sends), which nobody awaits")):
+        LATE.collect(TIMES, streaming=True, batch_rows=1, **options)
+    gc.collect()  # nothing is left that was never awaited
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_sink_that_nobody_awaits_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"^sink: sends is a coroutine .* lambda batch: asyncio.run\(sends\(batch\)\)"
+    ):
+        lines().run_into(sends, table())
+    with pytest.raises(ConfigError, match=r"^sink returned a coroutine \(sends\), which nobody awaits: run it inside"):
+        lines().run_into(lambda batch: sends(batch), table())
+    gc.collect()

@@ -15,9 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._coroutines import require_done, require_plain
 from penstock.errors import ConfigError
 
-__all__ = ["Apart", "Kinds", "require", "say_dropped"]
+__all__ = ["Apart", "Kinds", "of_kind", "require", "say_dropped"]
 
 log = logging.getLogger(__name__)
 
@@ -54,20 +55,24 @@ class Kinds:
         return [*range(len(self.late)), *taken]
 
 
-def require(late: Any, sides: Any, kinds: Kinds, takes: str) -> None:
-    """Refuses what takes no late rows, or no side outputs, of these kinds.
+def require(late: Any, sides: Any, kinds: Kinds, takes: str, names: str) -> None:
+    """Refuses what takes no late rows, or no side outputs, of these kinds; `names` is `takes` as Python has it.
 
     Raises
     ------
     ConfigError
-        It names the kinds that there are.
+        It names the kinds that there are, or the coroutine function.
     """
-    if late is not None and not callable(late):
+    if callable(late):
+        require_plain(late, "late", takes=names)
+    elif late is not None:
         none = "none: no step of it has late rows"
-        _require(late, "late", list(kinds.late), f"a function of {takes}, or a dict of kind to function", none, takes)
+        _require(
+            late, "late", list(kinds.late), f"a function of {takes}, or a dict of kind to function", none, takes, names
+        )
     if sides is not None:
         none = "none: no step of it declares sides="
-        _require(sides, "sides", list(kinds.sides), "a dict of name to function", none, takes)
+        _require(sides, "sides", list(kinds.sides), "a dict of name to function", none, takes, names)
 
 
 def say_dropped(sides: Mapping[str, Any], what: str) -> None:
@@ -81,16 +86,22 @@ def say_dropped(sides: Mapping[str, Any], what: str) -> None:
         )
 
 
-def _require(given: Any, what: str, names: Sequence[str], wanted: str, none: str, takes: str) -> None:
-    known = ", ".join(map(repr, names)) or none
+def of_kind(what: str, given: Any, name: str) -> str:
+    """What messages call the function that takes rows of a kind."""
+    return f"{what}={{{name!r}: ...}}" if isinstance(given, Mapping) else what
+
+
+def _require(given: Any, what: str, kinds: Sequence[str], wanted: str, none: str, takes: str, names: str) -> None:
+    known = ", ".join(map(repr, kinds)) or none
     if not isinstance(given, Mapping):
         raise ConfigError(f"{what}={given!r} must be {wanted}: {known}")
     for name, sink in given.items():
-        if name not in names:
+        if name not in kinds:
             such = "late rows" if what == "late" else "side output"
             raise ConfigError(f"{what}={{{name!r}: ...}}: this flow has no such {such}; there are {known}")
         if not callable(sink):
             raise ConfigError(f"{what}={{{name!r}: {sink!r}}}: it must be a function of {takes}")
+        require_plain(sink, of_kind(what, given, name), takes=names)
 
 
 class Apart:
@@ -115,6 +126,8 @@ class Apart:
         self.takes_late = late is not None
         of_late = [late.get(name) if isinstance(late, Mapping) else late for name in kinds.late]
         self._takers = [*of_late, *(self._sides.get(name) for name in kinds.sides)]
+        self._names = [*(of_kind("late", late, name) for name in kinds.late)]
+        self._names += (of_kind("sides", self._sides, name) for name in kinds.sides)
         self._lates = len(kinds.late)
 
     def __call__(self, batch: pa.RecordBatch) -> None:
@@ -122,7 +135,7 @@ class Apart:
         for kind, rows in self._parts(batch):
             taker = self._takers[kind]
             if taker is not None:
-                taker(rows)
+                require_done(taker(rows), self._names[kind])
 
     def late_rows(self, batch: pa.RecordBatch) -> int:
         """How many of its rows are late ones."""

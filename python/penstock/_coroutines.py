@@ -9,11 +9,11 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["require_plain", "unawaited"]
+__all__ = ["require_done", "require_plain", "unawaited"]
 
 
-def require_plain(f: Any, what: str, how: str = "") -> None:
-    """Refuse a function whose results nobody would await; `how` is more on what to give instead.
+def require_plain(f: Any, what: str, how: str = "", takes: str = "x") -> None:
+    """Refuse a function whose results nobody would await; `takes` and `how` tell what to give instead.
 
     Raises
     ------
@@ -28,8 +28,20 @@ def require_plain(f: Any, what: str, how: str = "") -> None:
         name = str(getattr(inner, "__qualname__", type(inner).__qualname__)).rpartition("<locals>.")[2]
         raise ConfigError(
             f"{what}: {name} is a coroutine function, and nobody awaits what it returns; give a function that runs it,"
-            f" such as lambda x: asyncio.run({name}(x)){how}"
+            f" such as lambda {takes}: asyncio.run({name}({takes})){how}"
         )
+
+
+def require_done(made: Any, what: str) -> None:
+    """Refuse what a function returned that has not run; closes it.
+
+    Raises
+    ------
+    ConfigError
+        For a coroutine.
+    """
+    if made.__class__ is CoroutineType:
+        raise ConfigError(f"{what} {unawaited(made)}")
 
 
 def unawaited(made: CoroutineType[Any, Any, Any]) -> str:

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from penstock._autobalance import Autobalance, Rules
 from penstock._beside import Apart, Kinds, require
+from penstock._coroutines import require_done, require_plain
 from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
@@ -293,7 +294,7 @@ class LocalSession:
         from penstock import _native
 
         kinds = Kinds.of(flow._check(streaming))
-        require(late, sides, kinds, "a batch")
+        require(late, sides, kinds, "a batch", "batch")
 
         self.workers = workers
         #: Input rows handed to the workers so far.
@@ -868,7 +869,7 @@ def _check(
     if processes is not None:
         check_processes(processes, f"processes={processes!r}", workers)
     # Compiles the flow, so that mistakes show at the call.
-    require(late, sides, Kinds.of(flow._check(streaming)), "a batch")
+    require(late, sides, Kinds.of(flow._check(streaming)), "a batch", "batch")
 
 
 class _Run:
@@ -936,6 +937,7 @@ def run_into(
     write = getattr(sink, "write_batch", sink)
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
+    require_plain(write, "sink", takes="batch")
     _check(flow, workers, late, sides, batch_rows, streaming, processes)
     output_rows = 0
     late_sink: LateSink = _nobody if late is None else late
@@ -943,7 +945,7 @@ def run_into(
     run = _Run(flow, source, workers, late_sink, sides, progress, batch_rows, streaming, processes)
     with LocalResults(run.pump()) as results:
         for batch in results:
-            write(batch)
+            require_done(write(batch), "sink")
             output_rows += batch.num_rows
     session = run.session
     assert session is not None

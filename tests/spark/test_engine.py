@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import functools
+import gc
 import os
+import re
 import shutil
 import signal
 import socket
@@ -1123,6 +1126,31 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
         engine.foreach_batch(COUNTS, Kept())
     with pytest.raises(EngineError, match="closed"):
         engine.start()
+
+
+async def sends(*given: Any) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+@pytest.mark.parametrize("what", ["sink", "late", "sides={'seen': ...}"])
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_sinks_that_nobody_awaits_are_refused(cluster: Any, engine: pk.Engine, what: str) -> None:
+    columns = f"{SCHEMA}, at timestamp"
+    timed = pk.Flow(columns, event_time="at").map_batches(lambda batch: batch, sides={"seen": columns})
+    flow = timed.key_by("k").window(pk.tumbling("1s")).agg(n=pk.count())
+
+    def given(f: Any) -> Any:
+        return {"sink": Kept()} | ({what: f} if "=" not in what else {"sides": {"seen": f}})
+
+    text = f"{what}: sends is a coroutine function, and nobody awaits what it returns; give a function that runs it"
+    with pytest.raises(ConfigError, match=re.escape(f"{text}, such as lambda df, batch_id: asyncio.run(")):
+        engine.foreach_batch(flow, **given(functools.partial(sends, 1)))
+    function = engine.foreach_batch(flow, **given(lambda *results: sends(*results)), name="awaited")
+    returned = f"{what} returned a coroutine (sends), which nobody awaits: run it inside, as by asyncio.run"
+    with pytest.raises(ConfigError, match=f"^{re.escape(returned)}$"):
+        function(numbers(cluster, 0).selectExpr("k", "v", "timestamp_seconds(v) AS at"), 0)
+    engine.drop("awaited")
+    gc.collect()  # nothing is left that was never awaited
 
 
 def test_engines_of_one_name_are_counted_each(monkeypatch: pytest.MonkeyPatch) -> None:

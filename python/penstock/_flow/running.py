@@ -179,7 +179,7 @@ class Running(FlowBase):
         Raises
         ------
         ConfigError
-            When the sink is neither of the two.
+            When the sink is neither of the two, or gives a coroutine, which nobody awaits; so for `late` and `sides`.
 
         Examples
         --------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from penstock._coroutines import require_done, require_plain
 from penstock._resume import Given
 from penstock.errors import ConfigError, SchemaError, StateError
 from penstock.graph._edges import Edges, Ids, is_spark, sources
@@ -208,8 +209,12 @@ class Deltas:
         Raises
         ------
         ConfigError
-            When the pattern has several relations and none is named, or not the one that is.
+            When the pattern has several relations and none is named, or not the one that is; for a sink that is no
+            function, or gives a coroutine, which nobody awaits.
         """
+        if not callable(sink):
+            raise ConfigError(f"sink={sink!r} must be a function of (Changes, batch id)")
+        require_plain(sink, "sink", takes="changes, batch_id")
         known = ", ".join(self._relations)
         if relation is None:
             if len(self._relations) > 1:
@@ -227,7 +232,7 @@ class Deltas:
             comes = batch if sign is None else batch.where(sign > 0)
             added = {relation: edge_batches(relation, comes, columns)}
             removed = {} if sign is None else {relation: edge_batches(relation, batch.where(sign < 0), columns)}
-            sink(self.stream(added, removed, epoch=epoch), epoch)
+            require_done(sink(self.stream(added, removed, epoch=epoch), epoch), "sink")
 
         return run
 

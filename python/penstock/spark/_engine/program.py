@@ -107,7 +107,7 @@ class Program:
         for schema in flow.sources.values():
             spark_types(schema)
         kinds = Kinds.of(facts)
-        require(late, sides, kinds, "(DataFrame, batch id)")
+        require(late, sides, kinds, "(DataFrame, batch id)", "df, batch_id")
         for columns in kinds.sides.values():
             spark_types(columns)
         if callable(late) and len({tuple(zip(one.names, one.types, strict=True)) for one in kinds.late.values()}) > 1:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock._beside import Kinds, require
+from penstock._beside import Kinds, of_kind, require
+from penstock._coroutines import require_done
 from penstock._migration import Cut, Wish, moves_to
 from penstock._parts import Bins, Parts, names_parts, parse_depth
 from penstock._storage import Storage
@@ -337,7 +338,7 @@ class Query:
 
     def finish(self, session: SparkSession, check: Check, sides: Sides | None = None) -> DataFrame:
         """Run the final epoch, with the watermark at infinity, and return what it gives beside what `sides` take."""
-        require(None, sides, self.program.kinds, "(DataFrame, batch id)")
+        require(None, sides, self.program.kinds, "(DataFrame, batch id)", "df, batch_id")
         with self._taking_turn(check):
 
             def keep(facts: Mapping[str, Any]) -> Event:
@@ -698,7 +699,7 @@ class Query:
         read = () if drains.are_few(results) else {piece.member for piece in results}
         try:
             with ending_at_loss(session, self._hub, read):
-                sink(self._frame(session, epoch, results, "rows"), epoch)
+                require_done(sink(self._frame(session, epoch, results, "rows"), epoch), "sink")
             late, sides = beside
             late_rows, _ = measured.beside = self._beside(pieces)
             if late is not None or sides:
@@ -749,15 +750,15 @@ def _hand_on(late: Late | None, sides: Sides, df: DataFrame, kinds: Kinds, epoch
     if isinstance(late, Mapping):
         for number, name in enumerate(kinds.late):
             if name in late:
-                late[name](those_of(number), epoch)
+                require_done(late[name](those_of(number), epoch), of_kind("late", late, name))
     elif late is not None:
         every, *others = map(those_of, range(len(kinds.late))) if kinds.late else (df.limit(0),)
         for other in others:
             every = every.union(other)
-        late(every, epoch)
+        require_done(late(every, epoch), "late")
     for number, name in enumerate(kinds.sides, len(kinds.late)):
         if name in sides:
-            sides[name](those_of(number), epoch)
+            require_done(sides[name](those_of(number), epoch), of_kind("sides", sides, name))
 
 
 def _output_rows(piece: Mapping[str, Any]) -> int:
