@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
+from penstock._autobalance import Rules
 from penstock._durations import format_duration, milliseconds, parse_duration, parse_timeout
 from penstock.errors import ConfigError
 
@@ -77,13 +78,21 @@ def test_zero_where_it_makes_sense() -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [(None, None), (3, 3.0), (0.25, 0.25), ("250 ms", 0.25), ("1m30s", 90.0), (timedelta(minutes=2), 120.0)],
+    [(3, 3.0), (0.25, 0.25), ("250 ms", 0.25), ("1m30s", 90.0), (timedelta(minutes=2), 120.0)],
 )
 def test_timeouts_are_durations_or_seconds(value: Any, seconds: float | None) -> None:
-    assert parse_timeout(value) == seconds
+    assert parse_timeout(value) == parse_timeout(value, optional=True) == seconds
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, b"1s", timedelta(), "0s"])
+def test_no_timeout_is_one_only_where_it_may_be() -> None:
+    assert parse_timeout(None, optional=True) is None
+    with pytest.raises(ConfigError, match=r"every=None must be at least 0\.05 s"):
+        Rules.of("busy", None, 1.5, 1.2, 3, 1_000, None, None, False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="start_timeout=None must be above 0 s"):
+        pk.execute(lambda worker: None, workers=1, processes=2, start_timeout=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, float("nan"), float("inf"), True, b"1s", timedelta(), "0s"])
 def test_timeouts_are_refused_with_the_name_and_the_value(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be above 0 s: a number of seconds, text such as") as caught:
         parse_timeout(value, "linger")

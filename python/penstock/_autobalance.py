@@ -129,7 +129,6 @@ class Rules:
         if by not in _MEASURES:
             raise ConfigError(f"by={by!r} is neither 'busy' (time that bins keep workers busy) nor 'rows'")
         seconds = parse_timeout(every, "every", least_s=0.05)
-        assert seconds is not None
         if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
             raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
         for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):

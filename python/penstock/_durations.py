@@ -113,19 +113,26 @@ def parse_duration(value: Duration, name: str = "duration", *, allow_zero: bool 
 def parse_timeout(value: Timeout, name: str = ..., *, least_s: float | None = ..., most_s: float = ...) -> float: ...
 @overload
 def parse_timeout(
-    value: Timeout | None, name: str = ..., *, least_s: float | None = ..., most_s: float = ...
+    value: Timeout | None, name: str = ..., *, optional: bool, least_s: float | None = ..., most_s: float = ...
 ) -> float | None: ...
 def parse_timeout(
-    value: Timeout | None, name: str = "timeout", *, least_s: float | None = None, most_s: float = _LONGEST_S
+    value: Timeout | None,
+    name: str = "timeout",
+    *,
+    optional: bool = False,
+    least_s: float | None = None,
+    most_s: float = _LONGEST_S,
 ) -> float | None:
     """Read how long to wait and return seconds.
 
     Parameters
     ----------
     value : float, str, datetime.timedelta or None
-        A number of seconds, or what `parse_duration` takes; None, where the caller has it, is None.
+        A number of seconds, or what `parse_duration` takes.
     name : str, default "timeout"
         What the argument is called; error messages begin with it.
+    optional : bool, default False
+        Whether None is one, and stays None: no limit.
     least_s, most_s : float, optional
         Bounds, included; without `least_s` it has to be above 0, without `most_s` what threads can wait.
 
@@ -141,14 +148,14 @@ def parse_timeout(
 
     Examples
     --------
-    >>> parse_timeout(1.5), parse_timeout("500ms"), parse_timeout(None)
+    >>> parse_timeout(1.5), parse_timeout("500ms"), parse_timeout(None, optional=True)
     (1.5, 0.5, None)
     >>> parse_timeout(-1, "linger", least_s=0.0)
     Traceback (most recent call last):
     ...
     penstock.errors.ConfigError: linger=-1 must be at least 0 s: a number of seconds, text such as "30s", or a timedelta
     """
-    if value is None:
+    if value is None and optional:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = float(value)

@@ -171,7 +171,7 @@ def follow(ended: Callable[[float], bool], timeout: Timeout | None, progress: bo
         When it still runs then.
     """
     began = time.monotonic()
-    seconds = parse_timeout(timeout, least_s=0.0)
+    seconds = parse_timeout(timeout, optional=True, least_s=0.0)
     deadline = None if seconds is None else began + seconds
     shown = False
     try:

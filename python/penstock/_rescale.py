@@ -115,7 +115,7 @@ class Rescale:
         TimeoutError
             When it still runs after `timeout`; the message says what it waits for.
         """
-        seconds = parse_timeout(timeout, least_s=0.0)
+        seconds = parse_timeout(timeout, optional=True, least_s=0.0)
         self._require_outside()
         began = time.monotonic()
         deadline = None if seconds is None else began + seconds

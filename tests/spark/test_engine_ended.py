@@ -257,6 +257,26 @@ def test_what_counts_as_an_end(watched: Any, linger: float, dropped: bool) -> No
     assert gone == (["q"] if dropped else [])
 
 
+def test_what_goes_wrong_with_one_query_holds_up_no_other(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[str] = []
+    watch = watched(0.0, set(), gone)
+    failures = iter([RuntimeError("once")])
+
+    def exists(checkpoint: str) -> bool:
+        if checkpoint == "checkpoint of bad":
+            for failure in failures:
+                raise failure
+        return False
+
+    monkeypatch.setattr(watch, "_exists", exists)
+    for number, name in enumerate(("bad", "good")):
+        thread = Thread(number)
+        thread.alive = False
+        watch.saw(name, thread)
+    wait_for(lambda: sorted(gone) == ["bad", "good"], what="both are told")
+    wait_for(lambda: watch._thread is None, what="the thread has ended")
+
+
 def test_a_checkpoint_that_is_deleted_after_the_end_is_noticed(watched: Any) -> None:
     gone: list[str] = []
     there: set[str | None] = {"checkpoint of q", "checkpoint of other"}

@@ -84,7 +84,7 @@ class Barrier:
         round 1
         [1, 1]
         """
-        return self._native.wait(parse_timeout(timeout, least_s=0.0))
+        return self._native.wait(parse_timeout(timeout, optional=True, least_s=0.0))
 
     def advance(self) -> int:
         """Arrive without waiting, and return the round arrived for.
@@ -240,7 +240,7 @@ class Sequencer(Generic[X]):
         --------
         See `push`.
         """
-        found = self._native.wait_next(parse_timeout(timeout, least_s=0.0))
+        found = self._native.wait_next(parse_timeout(timeout, optional=True, least_s=0.0))
         if found is None:
             raise EOFError("all workers have closed this sequencer and everything is read")
         element: X = found[0]

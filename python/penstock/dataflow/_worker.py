@@ -264,7 +264,7 @@ class Worker:
         >>> pk.execute(program, workers=2)
         [True, True]
         """
-        return self._native.step_or_park(parse_timeout(timeout, least_s=0.0))
+        return self._native.step_or_park(parse_timeout(timeout, optional=True, least_s=0.0))
 
     def step_while(self, condition: Callable[[], Any]) -> None:
         """Step, parking when idle, as long as a condition holds. The usual one is that a probe has not passed a time.

@@ -86,7 +86,7 @@ def check_options(
     size = None if chunk is None else _number(chunk, "chunk", "a number of items", 1 << 24)
     _one_of(mode, "mode", MODES)
     _one_of(reads, "reads", READS)
-    seconds = parse_timeout(timeout, most_s=MOST_SECONDS)
+    seconds = parse_timeout(timeout, optional=True, most_s=MOST_SECONDS)
     if seconds is not None:
         if mode == "inline":
             raise ConfigError(

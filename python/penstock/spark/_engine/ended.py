@@ -121,8 +121,12 @@ class Ended:
             with self._lock:
                 due = [(query_id, life) for query_id, life in self._lives.items() if life.next <= now]
             for query_id, life in due:
-                if self._is_over(life, now):
-                    self._settle(query_id, life)
+                try:
+                    if self._is_over(life, now):
+                        self._settle(query_id, life)
+                except Exception:  # of this query alone: the others are looked at all the same
+                    life.next = now + _AGAIN_S
+                    log.exception("whether query %s has ended for good cannot be found out", query_id)
             with self._lock:
                 if self._closing or not self._lives:
                     self._thread = None
