@@ -127,6 +127,13 @@ def test_what_is_no_dict_of_relations_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match=r"sink=5 must be a function of \(Changes, batch id\)"):
         deltas.foreach_batch(5, "e")  # type: ignore[arg-type]
 
+    with pytest.raises(errors.ConfigError, match=r"has 'b', which says as diff= what becomes of an edge"):
+        deltas.foreach_batch(print, "e", columns=("a", "b"), diff="b")
+    with pytest.raises(errors.ConfigError, match="diff=2 must be the name of a column"):
+        deltas.foreach_batch(print, "e", diff=2)  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigError, match="must be two names"):
+        deltas.foreach_batch(print, "e", columns=("a",))
+
     async def sends(changes: pk.graph.Changes, batch_id: int) -> None:
         raise AssertionError("nobody awaits it")
 

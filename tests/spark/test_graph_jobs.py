@@ -184,6 +184,36 @@ def test_batches_of_a_stream_are_epochs_of_deltas(spark: Any, tmp_path: Path) ->
     assert +total == local(pk.graph.match(TRIANGLE, {"e": to_table(left)})) and min(total.values()) == 0
 
 
+@pytest.mark.parametrize("at", range(3))
+def test_the_diff_is_no_node_wherever_it_stands(spark: Any, at: int) -> None:
+    """Of the smaller node and the larger one, whatever their types; also where names need quotes."""
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    seen: list[tuple[Any, ...]] = []
+    function = deltas.foreach_batch(lambda changes, number: seen.extend(local(changes)), diff="a `diff`.x")
+    columns = ["`from` bigint", "to bigint"]
+    columns.insert(at, "`a ``diff``.x` {}")
+    schema = ", ".join(columns)
+
+    def rows(*given: tuple[int, int, Any]) -> Any:
+        return [(*row[:2][:at], row[2], *row[:2][at:]) for row in given]
+
+    function(spark.createDataFrame(rows((1, 2, 1), (3, 4, 5), (5, 6, 0)), schema.format("int")), 0)
+    function(spark.createDataFrame(rows((1, 2, -1.0), (7, 8, 0.5)), schema.format("double")), 1)
+    assert sorted(seen) == [(1, 2, -1), (1, 2, 1), (3, 4, 1), (7, 8, 1)]
+    with pytest.raises(Exception, match=r"relation 'e': column 'a `diff`\.x' is null in some row"):
+        function(spark.createDataFrame(rows((7, 8, -1), (9, 9, None)), schema.format("int")), 2)
+    for kind, value in (("string", "1"), ("boolean", True)):
+        with pytest.raises(errors.SchemaError, match=rf"column 'a `diff`\.x', .*, is {kind}; it has to be of numbers"):
+            function(spark.createDataFrame(rows((7, 8, value)), schema.format(kind)), 2)
+    with pytest.raises(errors.SchemaError, match=r"no single column 'a `diff`\.x'; it has x, y"):
+        function(spark.createDataFrame([(1, 2)], "x bigint, y bigint"), 2)
+    with pytest.raises(errors.SchemaError, match=r"has 1 column\(s\), x: edges need two"):
+        function(spark.createDataFrame([(1, 2)], "x bigint, `a ``diff``.x` bigint"), 2)
+    # What was refused has not been fed.
+    function(spark.createDataFrame(rows((7, 8, -1)), schema.format("int")), 2)
+    assert sorted(seen)[-2:] == [(7, 8, -1), (7, 8, 1)]
+
+
 @pytest.mark.parametrize(
     "more",
     [["--output", "out.parquet"], pytest.param(["--batches", "1", "--batch-size", "10"], marks=pytest.mark.long)],

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock._coroutines import require_done, require_plain
 from penstock._resume import Given
 from penstock.errors import ConfigError, SchemaError, StateError
-from penstock.graph._edges import Edges, Ids, is_spark, sources
+from penstock.graph._edges import Edges, Ids, check_columns, is_spark, sources
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -197,9 +197,10 @@ class Deltas:
         relation : str, optional
             Whose edges they are; default the only one of the pattern.
         columns : pair of str, optional
-            Where edges begin and end; default the first two columns.
+            Where edges begin and end; default the first two columns other than `diff`.
         diff : str, optional
-            A column of numbers: edges with a positive one come, with a negative one go. Default: all come.
+            A column of numbers: edges with a positive one come, with a negative one go, and with 0 do neither; a null
+            fails the batch. Default: all come.
 
         Returns
         -------
@@ -210,7 +211,7 @@ class Deltas:
         ------
         ConfigError
             When the pattern has several relations and none is named, or not the one that is; for a sink that is no
-            function, or gives a coroutine, which nobody awaits.
+            function, or gives a coroutine, which nobody awaits; when `diff` is one of `columns`.
         """
         if not callable(sink):
             raise ConfigError(f"sink={sink!r} must be a function of (Changes, batch id)")
@@ -222,16 +223,17 @@ class Deltas:
             relation = self._relations[0]
         if relation not in self._relations:
             raise ConfigError(f"relation={relation!r} is none of the pattern, which has {known}")
+        if diff is not None and not isinstance(diff, str):
+            raise ConfigError(f"diff={diff!r} must be the name of a column, or None")
+        check_columns(columns)
+        if columns is not None and diff in columns:
+            raise ConfigError(f"columns={columns!r} has {diff!r}, which says as diff= what becomes of an edge")
 
         def run(batch: Any, epoch: int) -> None:
             from penstock.spark.graph import edge_batches
 
-            if diff is not None and diff not in batch.columns:
-                raise SchemaError(f"relation {relation!r} has no column {diff!r}; it has {', '.join(batch.columns)}")
-            sign = None if diff is None else batch["`" + diff.replace("`", "``") + "`"]
-            comes = batch if sign is None else batch.where(sign > 0)
-            added = {relation: edge_batches(relation, comes, columns)}
-            removed = {} if sign is None else {relation: edge_batches(relation, batch.where(sign < 0), columns)}
+            added = {relation: edge_batches(relation, batch, columns, diff)}
+            removed = {} if diff is None else {relation: edge_batches(relation, batch, columns, diff, goes=True)}
             require_done(sink(self.stream(added, removed, epoch=epoch), epoch), "sink")
 
         return run

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SchemaError
 from penstock.graph._edges import Edges, check_columns, edge_columns, node_kind
 from penstock.graph._index import Index, Shape, Unit
 from penstock.graph._matches import Counted
@@ -189,8 +189,12 @@ class Job:
         return self._session.range(0, len(self.units), 1, max(1, len(self.units)))
 
 
-def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+def edge_batches(
+    name: str, frame: DataFrame, columns: Sequence[str] | None, diff: str | None = None, *, goes: bool = False
+) -> Iterator[pa.RecordBatch]:
     """Give the edges of a DataFrame batch by batch, an empty one first, which tells their types.
+
+    With `diff` only those that come by this column, or that go.
 
     Raises
     ------
@@ -207,7 +211,14 @@ def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> 
     # By place: names may be there twice, or with dots and blanks.
     numbered = frame.toDF(*(f"c{at}" for at in range(len(frame.columns))))
     check_columns(columns)
-    places = edge_columns(name, frame.columns, columns)
+    if diff is None:
+        places = edge_columns(name, frame.columns, columns)
+    else:
+        at = _diff_place(name, frame, diff)
+        rest = [place for place in range(len(frame.columns)) if place != at]
+        chosen = edge_columns(name, [frame.columns[place] for place in rest], columns)
+        places = rest[chosen[0]], rest[chosen[1]]
+        numbered = _of_sign(name, numbered, f"c{at}", diff, goes)
     pair = numbered.select(*(f"c{at}" for at in places))
     types = to_arrow(pair.schema, f"relation {name!r}").types
     names = [frame.columns[at] for at in places]
@@ -220,6 +231,30 @@ def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> 
             yield pa.RecordBatch.from_arrays(batch.columns, names=names)
 
     return batches()
+
+
+def _diff_place(name: str, frame: DataFrame, diff: str) -> int:
+    from pyspark.sql.types import NumericType
+
+    if frame.columns.count(diff) != 1:
+        raise SchemaError(f"relation {name!r} has no single column {diff!r}; it has {', '.join(frame.columns)}")
+    at = frame.columns.index(diff)
+    kind = frame.schema[at].dataType
+    if not isinstance(kind, NumericType):
+        raise SchemaError(
+            f"relation {name!r}: column {diff!r}, which is to say whether edges come or go, is {kind.simpleString()};"
+            " it has to be of numbers"
+        )
+    return at
+
+
+def _of_sign(name: str, frame: DataFrame, column: str, diff: str, goes: bool) -> DataFrame:
+    """The rows with numbers of one sign; a null is told of by the tasks that read it."""
+    from pyspark.sql import functions
+
+    null = f"relation {name!r}: column {diff!r} is null in some row, so it does not say whether that edge comes or goes"
+    sign = functions.coalesce(functions.col(column), functions.raise_error(functions.lit(null)))
+    return frame.where(sign < 0 if goes else sign > 0)
 
 
 def match(
