@@ -1049,6 +1049,30 @@ def test_queries_move_together_at_an_epoch(cluster: Any, engine: pk.Engine, tmp_
         assert state(kept) == counted(4)
 
 
+def test_a_sink_that_waits_for_a_migration_of_a_later_batch_is_told(cluster: Any, engine: pk.Engine) -> None:
+    """It begins when that batch does, so the sink would wait for itself; what moves at once it may wait for."""
+    kept, other, handles = Kept(), Kept(), []
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        if batch_id == 1:
+            assert engine.migrate(to=[1] * 256, query="waiting").wait(60).bins == 128
+            handles.append(engine.migrate(to=[0] * 256, at_epoch=2, query=["other", "waiting"]))
+            with pytest.raises(EngineError, match=r"by the sink of query waiting .* batch 1 .* sink has returned"):
+                handles[0].wait()
+        elif batch_id == 2:
+            assert handles[0].wait(60).bins == 384
+
+    function = engine.foreach_batch(COUNTS, sink, name="waiting")
+    another = engine.foreach_batch(COUNTS, other, name="other")
+    for batch in range(2):
+        another(numbers(cluster, batch), batch)
+        function(numbers(cluster, batch), batch)
+    another(numbers(cluster, 2), 2)
+    function(numbers(cluster, 2), 2)
+    assert state(kept) == state(other) == counted(3)
+
+
 def test_a_flow_without_state_keeps_up_with_any_batch(cluster: Any, engine: pk.Engine) -> None:
     kept = Kept()
     flow = pk.Flow(SCHEMA).map_batches(lambda batch: batch.slice(0, 1))

@@ -671,7 +671,8 @@ class Engine:
             chosen = [found for found in self._queries.all() if found.running]
             if not chosen:
                 raise EngineError(f"engine {self.name} has no running query: nothing can move")
-        handle = Migration()
+        named = {found.name: found for found in chosen}
+        handle = Migration(lambda name: named[name].require_outside(epoch))
         assert self._setup is not None, "a query runs"
         self._setup.moves.ask(handle, [(found.id, found.name, wish(found)) for found in chosen], cut, epoch)
         handle.seal()

@@ -63,7 +63,9 @@ class Migration:
         One for each query.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, outside: Callable[[str], None] = lambda query: None) -> None:
+        #: Refuses a sink of a query, by its name, that would wait for itself.
+        self._outside = outside
         self._changed = threading.Condition()
         self._open = 0
         self._planned = 0
@@ -152,10 +154,15 @@ class Migration:
         Raises
         ------
         EngineError
-            When it was cancelled or failed; the state is where the query says it is (`Engine.owners`).
+            When it was cancelled or failed; the state is where the query says it is (`Engine.owners`). Or when the sink
+            of a query asks whose own batch has to end before it begins (``at_epoch``).
         TimeoutError
             When it still runs after `timeout`.
         """
+        with self._changed:
+            waits = [report.query for report in self.reports if not report.ended]
+        for query in waits:
+            self._outside(query)
         with plain_interrupts():
             follow(self._wait, timeout, progress, lambda: self._planned)
         if self.error is not None:

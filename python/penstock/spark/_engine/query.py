@@ -166,6 +166,8 @@ class Query:
         #: One call at a time, and the thread whose it is.
         self._turn = threading.Lock()
         self._caller: int | None = None
+        #: The batch that the call is of, if it is of one.
+        self._called: int | None = None
         #: The last batch that returned: in which run of the Spark query, its number, and what it ran.
         self._last: tuple[object, int, Program, weakref.ref[DataFrame]] | None = None
         #: The last batch that was fed, and its rows.
@@ -212,6 +214,23 @@ class Query:
     def calls_here(self) -> bool:
         """Whether the calling thread is in a call of this query."""
         return self._caller == threading.get_ident()
+
+    def require_outside(self, at_epoch: int | None) -> None:
+        """Refuse a sink that would wait for what is prepared for a batch behind its own.
+
+        Raises
+        ------
+        EngineError
+            When the calling thread is in a call of this query with an earlier batch.
+        """
+        called = self._called
+        if at_epoch is not None and self.calls_here and called is not None and called < at_epoch:
+            raise EngineError(
+                f"the migration at epoch {at_epoch} is waited for by the sink of query {self.name} ({self.id}), whose"
+                f" batch {called} has to end before it begins: wait when the sink has returned",
+                query=self.id,
+                epoch=called,
+            )
 
     @property
     def running(self) -> bool:
@@ -277,6 +296,7 @@ class Query:
         """
         with self._taking_turn(check):
             self._refuse_second(program, run, batch_id, df)
+            self._called = batch_id
             clock = time.monotonic()
             measured = _Measured(time.time(), worked=clock)
             journal = self._setup.journal
@@ -497,7 +517,7 @@ class Query:
                 raise EngineError(f"query {self.name} ({self.id}) was dropped; start it again", query=self.id)
             yield
         finally:
-            self._caller = None
+            self._caller = self._called = None
             self._turn.release()
 
     def _call(
