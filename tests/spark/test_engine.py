@@ -508,6 +508,37 @@ def test_a_stream_restarted_after_its_sink_failed(cluster: Any, engine: pk.Engin
     assert state(kept) == counted(3)
 
 
+def test_a_query_of_another_session(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """It has its name, and is seen to be stopped where the interrupt of its thread is not."""
+    gate = Gate(tmp_path)
+    flow = pk.Flow(SCHEMA).map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    kept, session = Kept(), cluster.newSession()
+    for batch in range(2):
+        write(session, tmp_path / "in", batch, numbers(session, batch))
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        gate.close()
+
+    class Deaf:
+        def __init__(self) -> None:
+            thread = cluster.sparkContext._jvm.java.lang.Thread.currentThread()
+            self.getId, self.isAlive = thread.getId, thread.isAlive
+
+        def isInterrupted(self) -> bool:
+            return False
+
+    function = engine.foreach_batch(flow, sink)
+    function._threads = SimpleNamespace(currentThread=Deaf)
+    query = stream(session, tmp_path / "in", SCHEMA, function, tmp_path / "check", "elsewhere")
+    wait_for(gate.reached.exists, what="the second epoch is stuck")
+    assert "elsewhere" in engine.queries and engine.queries["elsewhere"].id == query.id
+    query.stop()
+    assert query.exception() is None, "a stopped query has not failed"
+    gate.open()
+    assert state(kept) == counted(1)
+
+
 def test_stopping_a_query_in_a_stuck_epoch(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     for batch in range(3):

@@ -127,11 +127,14 @@ class BatchFunction:
         require_classic(df, "penstock.Engine.foreach_batch")
         sc = df.sparkSession.sparkContext
         query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
-        stream = None if query_id == self._direct else engine._spark.streams.get(query_id)
-        self._bind(query_id, batch_id)
-        name = self._name or (stream.name if stream is not None else None) or query_id
         assert engine._setup is not None
         assert engine._commits is not None
+        stream = None
+        if query_id != self._direct:
+            # A session knows its own queries alone.
+            stream = engine._commits.facts(query_id).query() or engine._spark.streams.get(query_id)
+        self._bind(query_id, batch_id)
+        name = self._name or (stream.name if stream is not None else None) or query_id
         # Spark names the jobs of a run after it, unless the user has named them.
         run: tuple[str, str | None] = query_id, None
         if query_id != self._direct:

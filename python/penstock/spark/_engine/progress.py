@@ -56,6 +56,16 @@ class StreamFacts:
         """Whether it was found among the queries that Spark ran; those that are called by hand never are."""
         return self._seen is not None
 
+    def query(self) -> Any:
+        """The present run as PySpark has it, whichever session it is of: its name, and whether it was stopped."""
+
+        def wrapped(execution: Any) -> Any:
+            from pyspark.sql.streaming.query import StreamingQuery
+
+            return StreamingQuery(execution)
+
+        return self._of("query", wrapped)
+
     def run_id(self) -> str | None:
         """Spark's id of the present run."""
         return self._of("run", lambda execution: str(execution.runId()))
