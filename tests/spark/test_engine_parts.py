@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves, steps
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
+from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.feeds import FeedTarget, FeedTask, lives
@@ -27,10 +28,28 @@ from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
 from penstock.spark._engine.query import _kind as kind_of
 from penstock.spark._engine.residents import ResidentTask, require_lasting
+from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
 from penstock.spark.gang import GangTask
+
+
+def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> None:
+    function = BatchFunction(None, None, print, None, None, None, OWN_CHECKPOINT)  # type: ignore[arg-type]
+    facts: Any = SimpleNamespace(
+        temporary=lambda: False,
+        checkpoint_root=lambda: "wasbs://some@where.net/check",
+        hadoop=lambda name: None,
+        asynchronous=lambda: False,
+    )
+    said = (
+        r"^query counts \(0815\): its state cannot be kept in its checkpointLocation: 'wasbs://some@where.net/check/\S+':"
+        r" there is no store 'wasbs' here, .*; say where with foreach_batch\(checkpoint=\), .* with checkpoint=None$"
+    )
+    with pytest.raises(EngineError, match=said) as caught:
+        function._storage(Stream(facts), "0815", "counts")
+    assert caught.value.query == "0815"
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,15 @@ class BatchFunction:
                 query=query_id,
             ) from error
         if root is not None:
-            storage = open_storage(stream.folder(root, OWN_FOLDER))
+            try:
+                storage = open_storage(stream.folder(root, OWN_FOLDER))
+            except ConfigError as error:
+                raise EngineError(
+                    f"query {name} ({query_id}): its state cannot be kept in its checkpointLocation: {error}; say where"
+                    " with foreach_batch(checkpoint=), a folder of this query alone, or keep it in memory with"
+                    " checkpoint=None",
+                    query=query_id,
+                ) from error
         if storage is not None and stream.asynchronous:
             raise EngineError(
                 f"query {name} ({query_id}): with asyncProgressTrackingEnabled Spark may ask for a batch before the one"
