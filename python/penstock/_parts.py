@@ -178,6 +178,8 @@ class Parts:
             When there can be no such bin, or is no such worker.
         """
         found: list[tuple[Part, int]] = []
+        if not isinstance(moves, Iterable):
+            raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs")
         for pair in moves.items() if isinstance(moves, Mapping) else moves:
             if not (isinstance(pair, Sequence) and len(pair) == 2):
                 raise ConfigError(f"a move is (bin, worker), not {pair!r}")
@@ -251,6 +253,8 @@ def parse_depth(by: int) -> int:
 
 def names_parts(moves: Any) -> bool:
     """Whether any of these moves, a mapping or a list, names a bin by its prefix and the bits of that."""
+    if not isinstance(moves, Iterable):
+        return False  # as who reads them says
     named = moves if isinstance(moves, Mapping) else [pair[0] for pair in moves if isinstance(pair, Sequence) and pair]
     return any(isinstance(one, tuple) for one in named)
 

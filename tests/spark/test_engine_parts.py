@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves, steps
-from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
+from penstock._parts import Parts, names_parts
+from penstock.errors import (
+    ConfigError,
+    EngineError,
+    KeyNullError,
+    SlotsError,
+    UnsupportedSession,
+    UserFunctionError,
+)
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
@@ -33,6 +41,24 @@ from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
 from penstock.spark.gang import GangTask
+
+
+def test_an_engine_takes_a_session_and_nothing_of_one() -> None:
+    kinds = {"__module__": "pyspark.sql.classic.dataframe", "sparkSession": None}
+    for make in (pk.Engine, pk.spark.engines):
+        with pytest.raises(UnsupportedSession, match=r"needs a Spark session, not a DataFrame: give its sparkSession$"):
+            make(type("DataFrame", (), kinds)())
+        with pytest.raises(UnsupportedSession, match=r"needs a Spark session, not a Column$"):
+            make(type("Column", (), {"__module__": "pyspark.sql.column"})())
+    assert repr(pk.Engine(type("SparkSession", (), {"__module__": "pyspark.sql.session"})(), name="made"))
+
+
+@pytest.mark.parametrize("moves", [5, 1.5, object()])
+def test_moves_that_are_no_moves_are_refused(moves: Any) -> None:
+    assert not names_parts(moves)
+    for read in (lambda: parse_moves(moves, 4, 2), lambda: Parts(2, {}).pairs(moves, 2)):
+        with pytest.raises(ConfigError, match=r"^moves=.* must be a dict of bin to worker, or \(bin, worker\) pairs$"):
+            read()
 
 
 def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> None:

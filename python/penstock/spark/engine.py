@@ -62,7 +62,7 @@ from penstock.spark._engine.rescale import Rescale, Rescales
 from penstock.spark._engine.residents import Residents, require_lasting
 from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
-from penstock.spark._session.guard import require_classic, require_flow
+from penstock.spark._session.guard import require_flow, require_session
 from penstock.spark._tasks.place import Secret
 from penstock.spark._tasks.slots import advice, capacity, held_slots, present, require_slots
 
@@ -137,7 +137,7 @@ class Engine:
     Raises
     ------
     UnsupportedSession
-        For a Spark Connect session.
+        For a Spark Connect session, and for what is no session.
     ConfigError
         When an option is out of range.
 
@@ -180,7 +180,7 @@ class Engine:
         retry_sink: bool = True,
         metrics: str | None = None,
     ) -> None:
-        require_classic(spark, "penstock.Engine")
+        require_session(spark, "penstock.Engine")
         for label, value, least, most in (
             ("workers", workers, 1, 1 << 12),
             ("threads", threads, 1, 1 << 10),
@@ -1144,7 +1144,7 @@ def engines(spark: SparkSession) -> list[Engine]:
     >>> for engine in pk.spark.engines(spark):  # doctest: +SKIP
     ...     engine.close()
     """
-    require_classic(spark, "penstock.spark.engines")
+    require_session(spark, "penstock.spark.engines")
     return [one for one in handles.open_engines(spark.sparkContext) if isinstance(one, Engine)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, UnsupportedSession
 
-__all__ = ["require_classic", "require_flow"]
+__all__ = ["require_classic", "require_flow", "require_session"]
 
 
 def _spark() -> str:
@@ -63,6 +63,20 @@ def require_classic(thing: Any, what: str) -> None:
             f"{what}: Spark {_spark()} imports distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} does"
             " not have: use Python 3.11 or Spark 4, or pip install setuptools here and on the executors"
         )
+
+
+def require_session(thing: Any, what: str) -> None:
+    """Refuse anything that is no classic Spark session, a DataFrame of one too.
+
+    Raises
+    ------
+    UnsupportedSession
+        As `require_classic`.
+    """
+    require_classic(thing, what)
+    if not any(kind.__name__ == "SparkSession" for kind in type(thing).__mro__):
+        instead = ": give its sparkSession" if hasattr(type(thing), "sparkSession") else ""
+        raise UnsupportedSession(f"{what} needs a Spark session, not a {type(thing).__name__}{instead}")
 
 
 def require_flow(thing: Any, what: str) -> None:
