@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.spark._session import java as java_module
-from penstock.spark._session.java import JavaNotFound, ensure_java, find_java
+from penstock.spark._session.java import JavaNotFound, ensure_java, find_java, own_python
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the launcher is a POSIX script")
 
@@ -180,6 +180,30 @@ def test_ensure_java_sets_the_environment_once(machine: Path, monkeypatch: pytes
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert ensure_java() is first
+
+
+def test_a_python_that_somebody_chose_is_kept(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_java(machine / "jdk", "17")
+    monkeypatch.setenv("PATH", str(machine / "jdk" / "bin"))
+    chosen = machine / "jdk" / "bin" / "chosen"
+    chosen.symlink_to(sys.executable)
+    for python in ("chosen", str(chosen), "./environment/bin/python"):
+        monkeypatch.setenv("PYSPARK_PYTHON", python)
+        monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
+        ensure_java()
+        assert os.environ["PYSPARK_PYTHON"] == python and os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert not caplog.records
+    monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
+    ensure_java()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    (record,) = caplog.records
+    assert "PYSPARK_PYTHON=/no/such/python names nothing that can be run here" in record.getMessage()
+    # Sessions of ours are this program's own.
+    monkeypatch.setenv("PYSPARK_PYTHON", str(chosen))
+    own_python()
+    assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
 _SESSION = """

@@ -85,8 +85,9 @@ def examine(found: Mapping[str, Any], here: Mapping[str, str], registry: str) ->
         result.append(Finding(executor, what, fix))
 
     ship = (
-        "in local mode set PYSPARK_PYTHON to the driver's interpreter (penstock.spark.ensure_java() does); else put it"
-        " into the image, or ship a packed environment (venv-pack, --archives): --py-files cannot carry it"
+        "in local mode set PYSPARK_PYTHON to the driver's interpreter (penstock.spark.ensure_java() does, where you"
+        " have set none); else put it into the image, or ship a packed environment (venv-pack, --archives): --py-files"
+        " cannot carry it"
     )
     if "penstock_error" in found:
         add(f"penstock cannot be imported: {found['penstock_error']}", ship)

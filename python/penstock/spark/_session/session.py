@@ -54,9 +54,10 @@ def private_session(
     Starting takes about five seconds. What Spark and its JVM write to standard error goes to the log; when
     starting fails, its end goes to standard error.
     """
-    from penstock.spark._session.java import ensure_java
+    from penstock.spark._session.java import ensure_java, own_python
 
     ensure_java()
+    own_python()
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
