@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import socket
 import threading
 from collections import Counter
@@ -31,6 +32,7 @@ from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.feeds import FeedTarget, FeedTask, lives
+from penstock.spark._engine.interrupts import plain_interrupts, spare
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
@@ -41,6 +43,41 @@ from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
 from penstock.spark.gang import GangTask
+
+
+@pytest.fixture
+def handler() -> Iterator[None]:
+    """Puts the handler of Ctrl-C back."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_wait_leaves_a_handler_of_the_users_in_place(handler: None) -> None:
+    struck: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: struck.append(number))
+    try:
+        with plain_interrupts():
+            signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        pytest.fail("the handler was set aside")
+    assert struck == [signal.SIGINT]
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_wait_takes_the_handler_of_spark_away(handler: None, ours: bool) -> None:
+    def of_spark(number: int, frame: Any) -> None:
+        raise AssertionError("it cancels all jobs")
+
+    of_spark.__module__, of_spark.__qualname__ = "pyspark.core.context", "SparkContext._do_init.<locals>.signal_handler"
+    signal.signal(signal.SIGINT, of_spark)
+    if ours:
+        spare(None)
+    before = signal.getsignal(signal.SIGINT)
+    assert (before is of_spark) != ours
+    with pytest.raises(KeyboardInterrupt), plain_interrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_engine_takes_a_session_and_nothing_of_one() -> None:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.spark._engine.interrupts import plain_interrupts
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Secret
 
-__all__ = ["Call", "Hub", "Member", "plain_interrupts"]
+__all__ = ["Call", "Hub", "Member"]
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +32,6 @@ log = logging.getLogger(__name__)
 _TURN_S = 0.1
 #: How often waits ask whether they still have a reason to wait, seconds.
 CHECK_S = 0.1
-
-
-@contextlib.contextmanager
-def plain_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end a wait and nothing else.
-
-    Spark's own handler cancels all jobs of the context, the residents' too, and so would cost all state.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(eq=False)

@@ -14,16 +14,17 @@ it is put back where the last engine is closed in the main thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from penstock.spark._engine import handles
 
-__all__ = ["release", "spare"]
+__all__ = ["plain_interrupts", "release", "spare"]
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,24 @@ def release() -> None:
         and threading.current_thread() is threading.main_thread()
     ):
         signal.signal(signal.SIGINT, here.before)
+
+
+@contextlib.contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end a wait and nothing else, where Spark's handler or ours is in place.
+
+    Spark's own cancels all jobs of the context, the residents' too, and so would cost all state; ours those of others.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    plain = isinstance(before, _Spares) or _is_sparks(before)
+    if threading.current_thread() is not threading.main_thread() or not plain:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _leave_call(frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from penstock._durations import Timeout
 from penstock._migration import MigrationReport, MigrationStep, follow
 from penstock.errors import EngineError, PenstockError
-from penstock.spark._engine.hub import plain_interrupts
+from penstock.spark._engine.interrupts import plain_interrupts
 
 __all__ = ["Migration", "MoveReport"]
 

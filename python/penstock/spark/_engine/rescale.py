@@ -20,7 +20,7 @@ from penstock._rescale import RescaleProgress
 from penstock.errors import ConfigError, EngineError, SlotsError
 from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Event, Executor
-from penstock.spark._engine.hub import plain_interrupts
+from penstock.spark._engine.interrupts import plain_interrupts
 from penstock.spark._engine.record import Recorder
 
 __all__ = ["Rescale", "RescaleProgress", "Rescales"]
