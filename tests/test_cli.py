@@ -11,17 +11,21 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock as pk
+from penstock._migration import MigrationReport
 from penstock.cli import _program, choices, main
-from penstock.cli.common import one_line
+from penstock.cli.common import Report, _fed, one_line
 from penstock.errors import UserFunctionError
 from penstock.ordered._pipeline import MODES, QUEUES, SCHEDULERS
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
@@ -53,6 +57,34 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return dict(json.loads(out))
+
+
+def test_sources_that_are_read_at_once_start_a_migration_once() -> None:
+    """Each in a thread of its own; one is asked for its first batch while another decides whether a move is due."""
+    started: list[Any] = []
+    right: list[threading.Thread] = []
+
+    def due(rows: int, total: int, seconds: float) -> bool:
+        if not right:
+            right.append(threading.Thread(target=lambda: next(fed["right"])))
+            right[0].start()
+            right[0].join(1)  # it waits for its turn
+        return True
+
+    def migrate(**options: Any) -> Any:
+        started.append(options)
+        return SimpleNamespace(wait=lambda: MigrationReport("batched", 0.0, 1.0))
+
+    session: Any = SimpleNamespace(owners=lambda: [[0, 0]], migrate=migrate)
+    move: Any = SimpleNamespace(when=SimpleNamespace(due=due), take=lambda owners: {0: 1})
+    told = Report("nexmark", "local", 2, "none")
+    flow = pk.Flow("k bigint", name="left").join(pk.Flow("k bigint", name="right"), on="k")
+    source = {name: iter([pa.record_batch({"k": [1, 2, 3]})]) for name in ("left", "right")}
+    fed = _fed(session, flow, source, told, 6, [move], {}, 100)
+    assert next(fed["left"]).num_rows == 3
+    right[0].join()
+    assert [list(batches) for batches in fed.values()] == [[], []]
+    assert told.rows == 6 and len(started) == len(told.migrations) == 1
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:

@@ -449,6 +449,8 @@ def _fed(
     waiting = list(moves)
     owners: list[int] = []
     running: list[tuple[Move, LocalMigration]] = []
+    #: Each source is read in a thread of its own.
+    taking = threading.Lock()
 
     def start() -> None:
         for move in list(waiting):
@@ -463,13 +465,15 @@ def _fed(
 
     def read(name: str) -> Iterator[pa.RecordBatch]:
         for batch in batches(given[name], schemas[name], batch_rows):
-            start()
-            report.rows += batch.num_rows
+            with taking:
+                start()
+                report.rows += batch.num_rows
             yield batch
-        still.remove(name)
-        if still:
-            return
-        start()
+        with taking:
+            still.remove(name)
+            if still:
+                return
+            start()
         for move, migration in running:
             report.migrations.append(told_of(move, migration.wait()))
         report.not_started(waiting)
