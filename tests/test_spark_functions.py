@@ -62,3 +62,10 @@ def test_a_module_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="comes from the module 'only_at_the_driver', which Spark's Python") as caught:
         functions.load(pickled, "the program of the gang")
     assert "register_pickle_by_value(only_at_the_driver)" in str(caught.value)
+    assert "addPyFile, install" in str(caught.value)
+    # A resident process finds no files that come while it runs.
+    with pytest.raises(ConfigError, match=r"^a function of the flow comes from .* 'only_at_the_driver'") as caught:
+        functions.load_at_member(pickled)
+    assert "addPyFile before the engine starts, install it on the executors" in str(caught.value)
+    assert "register_pickle_by_value(only_at_the_driver)" in str(caught.value)
+    assert functions.load_at_member(functions.dump([len], "it")) == [len]

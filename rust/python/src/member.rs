@@ -33,7 +33,9 @@ impl Loader for Pickles {
             if attachment.is_empty() {
                 return Ok(PyCalls::new(PyList::empty(py).as_any())? as Arc<dyn Callbacks>);
             }
-            let calls = py.import("cloudpickle")?.call_method1("loads", (PyBytes::new(py, attachment),))?;
+            // What it says of a module that is not here is what people can act on.
+            let functions = py.import("penstock.spark._tasks.functions")?;
+            let calls = functions.call_method1("load_at_member", (PyBytes::new(py, attachment),))?;
             Ok(PyCalls::new(&calls)? as Arc<dyn Callbacks>)
         };
         let step = "loading the functions of the flow";

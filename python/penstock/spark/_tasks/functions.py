@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 from penstock.errors import ConfigError
 
-__all__ = ["dump", "load", "sources"]
+__all__ = ["dump", "load", "load_at_member", "sources"]
 
 #: Where Python, installed packages and this package are.
 _FOLDERS = {
@@ -46,8 +46,8 @@ def dump(value: Any, what: str) -> bytes:
         ) from error
 
 
-def load(pickled: bytes, what: str) -> Any:
-    """Restore what `dump` pickled, in a Python worker.
+def load(pickled: bytes, what: str, when: str = "") -> Any:
+    """Restore what `dump` pickled, in a Python worker; `when` is until when files can be shipped to it.
 
     Raises
     ------
@@ -61,9 +61,17 @@ def load(pickled: bytes, what: str) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{what} comes from the module {error.name!r}, which Spark's Python workers cannot import; ship it with"
-            f" spark.sparkContext.addPyFile, install it on the executors, or call"
+            f" spark.sparkContext.addPyFile{when}, install it on the executors, or call"
             f" cloudpickle.register_pickle_by_value({error.name}) before"
         ) from error
+
+
+def load_at_member(pickled: bytes) -> Any:
+    """Restore the functions of a flow in a resident process, which finds no files that are shipped once it runs.
+
+    The native member calls it. Raises what `load` raises.
+    """
+    return load(pickled, "a function of the flow", " before the engine starts")
 
 
 def sources(pickled: bytes) -> dict[str, str]:
