@@ -848,8 +848,8 @@ def test_counts_on_spark_at_a_tiny_size() -> None:
     map_in_arrow.run(options, emit, tell, rows=2_000)
 """
     )
-    _counts_in_foreach_batch(found[:4], "noop")
-    assert [one["name"] for one in found[4:]] == ["map-in-arrow"] * 2
+    _counts_in_foreach_batch(found[:5], "noop")
+    assert [one["name"] for one in found[5:]] == ["map-in-arrow"] * 2
     for one in found:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
 

@@ -139,6 +139,9 @@ impl Query {
             self.ungrouped = true;
             return self.go_on(view);
         }
+        if matches!(error, EngineError::Finished { .. }) {
+            self.uncommitted = None; // nor will it be
+        }
         // Of a batch that Spark may commit at any moment nothing is known yet.
         self.rests |= !matches!(error, EngineError::Uncommitted { .. });
         let goes_on = self.next.is_none() && !matches!(error, EngineError::Closed);

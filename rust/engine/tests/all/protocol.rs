@@ -1358,6 +1358,21 @@ fn a_query_is_not_finished_without_a_batch_that_was_asked_for_and_failed() {
     );
 }
 
+#[test]
+fn a_batch_behind_the_end_does_not_wait_for_its_commit() {
+    let mut script = Script::durable(1);
+    assert!(completes(&script.batch(0), 0));
+    assert!(completes(&script.finish(Some(0)), 1));
+    // As a new engine finds it.
+    let store = script.store.take();
+    let mut script = Script::durable(1);
+    script.store = store;
+    let done = script.batch(1);
+    let finished = EngineError::Finished { after: 0, asked: 1 };
+    assert!(done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == finished)), "{done:?}");
+    assert!(completes(&script.finish(Some(0)), 1));
+}
+
 /// That the end is refused says nothing of a batch that Spark is about to commit.
 #[test]
 fn an_end_that_is_refused_gives_nothing_up() {
