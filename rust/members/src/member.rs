@@ -590,7 +590,7 @@ impl<P: Clone> Member<P> {
         self.ask_again();
         while !self.over {
             if let Some(list) = self.unsettled.front() {
-                let seen = |id: &Id| LANES.iter().all(|lane| self.seen.get(&(*id, *lane)) >= Some(&list.version));
+                let seen = |id: &Id| self.has_seen(*id, list);
                 if list.speakers.iter().filter(|id| **id != self.id).all(seen) {
                     self.settle()?;
                     continue;
@@ -629,6 +629,16 @@ impl<P: Clone> Member<P> {
             }
         }
         Ok(())
+    }
+
+    /// Whether all that was sent by that worker under the list before this one has come.
+    fn has_seen(&self, id: Id, list: &List) -> bool {
+        LANES.iter().all(|lane| self.seen.get(&(id, *lane)) >= Some(&list.version))
+    }
+
+    /// Whether something that was sent by that worker under an old list has not come.
+    fn awaits(&self, id: Id) -> bool {
+        self.unsettled.iter().any(|list| list.speakers.contains(&id) && !self.has_seen(id, list))
     }
 
     /// All that was sent under the list before has come.
@@ -676,10 +686,10 @@ impl<P: Clone> Member<P> {
         self.seen.retain(|(id, _), _| self.list.members.contains_key(id) || self.departing.contains_key(id));
     }
 
-    /// A link ended without the end of its worker having been agreed on.
+    /// A link ended without a word of its process. What came over it has been taken in.
     ///
     /// # Errors
-    /// [`Failure::Lost`] when that worker took part.
+    /// [`Failure::Lost`] when that worker took part, or had left and not all that it sent before has come.
     pub fn lost(&mut self, peer: Id, host: &mut impl Host<Part = P>) -> Result<(), Failure> {
         if self.over {
             return Ok(());
@@ -692,6 +702,8 @@ impl<P: Clone> Member<P> {
             }
             Some(Standing::Full | Standing::Leaving) => Err(Failure::Lost(peer)),
             None if self.list.members.is_empty() || self.departing.contains_key(&peer) => Err(Failure::Lost(peer)),
+            // Blocks of it were counted, and nobody has them.
+            None if self.awaits(peer) => Err(Failure::Lost(peer)),
             None if self.is_gone(peer) => Ok(()),
             None => {
                 self.mourned.insert(peer);

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::io::{BufReader, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -145,14 +145,17 @@ impl Hub {
         let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
         self.stop.add(Watched::new(outbox.clone(), &hangup, ear));
 
-        let (mark, sender_shared, sender_hangup) = (self.running.mark(), self.shared.clone(), hangup.clone());
+        let broken: Arc<OnceLock<String>> = Arc::default();
+        let (mark, sender_hangup, sender_broken) = (self.running.mark(), hangup.clone(), broken.clone());
         let sender_outbox = outbox.clone();
         let sender = std::thread::Builder::new()
             .name(format!("penstock-send-{other}"))
             .spawn(move || {
                 let _mark = mark;
                 if let Err(error) = sender_outbox.run(writer, &**sender_hangup) {
-                    sender_shared.link_lost(other, Error::PeerLost { process: other, reason: error.to_string() });
+                    // What has come and is not read yet may end in a goodbye, and counts in any case: who reads it tells of the end.
+                    let _ = sender_broken.set(error.to_string());
+                    sender_hangup(Shutdown::Read);
                 }
             })
             .map_err(failed)?;
@@ -166,7 +169,9 @@ impl Hub {
                 if let Err(error) = inbound.run(reader)
                     && !leaving.load(Ordering::Acquire)
                 {
-                    inbound.shared.link_lost(other, error);
+                    let reason = broken.get().filter(|_| matches!(error, Error::PeerLost { .. }));
+                    let told = reason.map(|reason| inbound.lost(reason.clone()));
+                    inbound.shared.link_lost(other, told.unwrap_or(error));
                 }
                 inbound.shared.verdict.ended(other);
                 // Nothing that still comes on this stream is of use: let a blocked sender on either side end.

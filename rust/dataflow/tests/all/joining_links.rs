@@ -1,6 +1,8 @@
 //! Processes join a running dataflow over TCP in the middle of an epoch, with capabilities, and leave it; who dies on the way, and who hears of it.
 //! The processes are threads here, but nothing is shared between them except sockets.
 
+use std::collections::BTreeMap;
+use std::io::{self, Cursor, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -8,11 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use penstock_dataflow::fabric::{self, Duplex, FabricGuard};
+use penstock_dataflow::fabric::{self, Duplex, FabricGuard, Hangup};
+use penstock_dataflow::wire::encode_serde;
 use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Worker, execute};
-use penstock_members::list::MAX_MEMBERS;
-use penstock_progress::ProbeHandle;
+use penstock_members::list::{Change, MAX_MEMBERS};
+use penstock_members::message::Bundle;
+use penstock_members::{List, Message};
+use penstock_progress::{Location, ProbeHandle, Source, Target};
 
+use crate::frames::frame;
 use crate::support::{self, TAG, tcp_pair};
 
 /// Where each number went: (number, worker).
@@ -448,4 +454,132 @@ fn numbers_of_processes_are_not_used_again() {
     assert!(fabric::join_processes(2, Vec::new(), TAG, limits()).is_err());
     cluster.doors.clear();
     running.into_iter().for_each(|process| process.join().unwrap().remove(0).unwrap());
+}
+
+/// A link of whose other end only the words are there, and the end is held back. Where nobody takes what is said to it, writing fails, and all
+/// words are held back until then.
+struct Said {
+    words: Vec<u8>,
+    breaks: bool,
+    open: Sender<()>,
+    gate: Receiver<()>,
+}
+
+impl Said {
+    fn new(words: Vec<u8>, breaks: bool) -> Self {
+        let (open, gate) = mpsc::channel();
+        Said { words, breaks, open, gate }
+    }
+}
+
+impl Duplex for Said {
+    fn hangup(&self) -> io::Result<Hangup> {
+        let open = self.open.clone();
+        Ok(Box::new(move |how| {
+            if how != Shutdown::Write {
+                let _ = open.send(());
+            }
+        }))
+    }
+
+    fn split(self: Box<Self>) -> io::Result<(Box<dyn Read + Send>, Box<dyn Write + Send>)> {
+        let reader = Words { words: Cursor::new(self.words), first: self.breaks, gate: self.gate };
+        Ok((Box::new(reader), Box::new(Deaf(self.breaks))))
+    }
+}
+
+struct Words {
+    words: Cursor<Vec<u8>>,
+    /// Whether the gate is before the words.
+    first: bool,
+    gate: Receiver<()>,
+}
+
+impl Read for Words {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if std::mem::take(&mut self.first) {
+            let _ = self.gate.recv();
+        }
+        let count = self.words.read(into)?;
+        if count == 0 {
+            let _ = self.gate.recv();
+        }
+        Ok(count)
+    }
+}
+
+struct Deaf(bool);
+
+impl Write for Deaf {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0 { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(bytes.len()) }
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the second of two workers, in a process of its own, says when it leaves, up to its last markers, of which it says so many. Where one is
+/// missing a block is, which its progress counts.
+fn farewell(last: usize) -> Vec<u8> {
+    type Told = (Option<String>, Vec<Vec<u8>>);
+    let say = |lane: u64, message: &Message<Told>| {
+        let mut body = Vec::new();
+        encode_serde(message, &mut body);
+        frame(8, TAG.generation, lane, 1, 0, None, &body)
+    };
+    let marker = |list: &List| Message::Marker { list: Arc::new(list.clone()), next: BTreeMap::new(), grant: None };
+    let leaving = List::founded_at(2, 1).after(Change::Leaving(1)).unwrap();
+    let closed = leaving.after(Change::Closed { leaver: 1, finals: BTreeMap::from([(0, 1)]) }).unwrap();
+    let held = [1, 2, 3].map(|node| (Location::from(Source::new(node, 0)), 0_u64, -1_i64));
+    let mut counts = Vec::from(held);
+    if last < 3 {
+        counts.push((Location::from(Target::new(2, 0)), 0, 1));
+    }
+    let mut part = Vec::new();
+    encode_serde(&counts, &mut part);
+    let bundle = Bundle { number: 0, after: Vec::new(), part: (None, vec![part]) };
+    let mut words: Vec<_> = (0..3).map(|lane| say(lane, &marker(&leaving))).collect();
+    words.push(say(0, &Message::Bundle(0, bundle)));
+    words.extend((0..last as u64).map(|lane| say(lane, &marker(&closed))));
+    words.concat()
+}
+
+/// What becomes of the first of two workers, which waits until it is alone and all is done.
+fn stays(link: Said) -> Result<(), Error> {
+    let open = Mutex::new(link.open.clone());
+    let (seats, _door, guard) = fabric::joinable_processes(0, 1, vec![None, Some(Box::new(link))], TAG).unwrap();
+    let threads = execute(seats, move |worker: &mut Worker| {
+        let (input, probe) = numbers(worker, &Log::default());
+        worker.bootstrap()?;
+        while worker.peers() > 1 {
+            worker.step_or_park(None)?;
+        }
+        // Nothing more is said.
+        let _ = open.lock().unwrap().send(());
+        drop(input);
+        if worker.step_until(Some(PATIENCE), || probe.done())? {
+            return Ok(());
+        }
+        Err::<_, BoxError>("it waits for ever".into())
+    });
+    let result = support::join(threads).remove(0);
+    drop(guard);
+    result
+}
+
+/// All have agreed that a worker is gone, and its link ends before all that it sent has come: its peers would wait for ever for what is lost.
+#[test]
+fn a_leaver_that_is_cut_off_is_missed() {
+    for last in 1..3 {
+        let result = stays(Said::new(farewell(last), false));
+        assert!(matches!(&result, Err(Error::PeerLost { process: 1, .. })), "{last} of its last markers: {result:?}");
+    }
+}
+
+/// Who sends sees first that the other process is gone. That one had left, as its last words say.
+#[test]
+fn what_came_before_a_link_broke_is_read() {
+    let goodbye = frame(3, TAG.generation, 0, 1, 0, None, &[]);
+    stays(Said::new([farewell(3), goodbye].concat(), true)).unwrap();
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::machine::list::{Change, Home, ListFault, MAX_IDS, MAX_MEMBERS};
 use crate::machine::message::{Range, Request};
-use crate::machine::{Host, Id, Lane, Limits, List, Member, Message, Output, Standing};
+use crate::machine::{Failure, Host, Id, Lane, Limits, List, Member, Message, Output, Standing};
 
 const LIMITS: Limits = Limits { join: 10, serve: 10 };
 
@@ -134,4 +134,24 @@ fn numbers_may_be_the_last_ones() {
     tell(1, &leaving).and_then(|()| tell(2, &leaving)).unwrap();
     let gap = tell(1, &closed).and_then(|()| tell(2, &closed)).unwrap_err();
     assert_eq!(gap.to_string(), format!("dataflow 0: bundle {} of worker 2 came where 0 was expected", u64::MAX));
+}
+
+/// All have agreed on its end, and what it sent before has not all come: its progress counts blocks that nobody has.
+#[test]
+fn a_leaver_whose_link_ends_before_its_last_markers_is_lost() {
+    let lanes = [Lane::Urgent, Lane::Data, Lane::Behind];
+    for heard in 0..=lanes.len() {
+        let mut member = Member::<()>::founder(0, 2, LIMITS);
+        member.open(0);
+        let leaving = member.list().after(Change::Leaving(1)).unwrap();
+        let closed = leaving.after(Change::Closed { leaver: 1, finals: [(0, 0)].into() }).unwrap();
+        let mut tell = |list: &List, lane: &Lane| {
+            let marker = Message::Marker { list: Arc::new(list.clone()), next: BTreeMap::new(), grant: None };
+            member.accept(1, *lane, marker, &mut Nobody)
+        };
+        lanes.iter().try_for_each(|lane| tell(&leaving, lane)).unwrap();
+        lanes[..heard].iter().try_for_each(|lane| tell(&closed, lane)).unwrap();
+        let expected = if heard == lanes.len() { Ok(()) } else { Err(Failure::Lost(1)) };
+        assert_eq!(member.lost(1, &mut Nobody), expected, "{heard} of its last markers have come");
+    }
 }

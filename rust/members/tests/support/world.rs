@@ -697,7 +697,15 @@ impl<T: Time> World<T> {
                 self.worker(to).failed = Some(failure);
                 Ok(())
             }
-            Item::End => self.with(to, |member, site| member.lost(from, site)),
+            Item::End => {
+                // What was sent is read before the link is seen to end.
+                let before = |key: &&(Id, Id, Lane)| (key.0, key.1) == (from, to) && !self.links[*key].is_empty();
+                if let Some((_, _, before)) = self.links.keys().find(before).copied() {
+                    self.links.entry((from, to, lane)).or_default().push_front(Item::End);
+                    return self.deliver(from, to, before);
+                }
+                self.with(to, |member, site| member.lost(from, site))
+            }
         }
     }
 
