@@ -43,8 +43,8 @@
 //!    has come when the markers of all lanes are there ([`Output::Settled`](member::Output)). Then routing state may be copied to a joiner, and a leaver may be empty.
 //! 5. Ids are never used again, so a late message of one who is gone names nobody.
 //!
-//! A full member that is lost ends the run, at a joiner too, with the same cause; so does one that had left, to whom not all has come that it sent before; a joiner that is lost, or takes longer than the limit, is
-//! withdrawn. A joiner whose server takes long asks another one.
+//! A full member that is lost ends the run, at a joiner too, with the same cause; so does one that has left, where not all that it sent before has
+//! come. A joiner that is lost, or takes longer than the limit, is withdrawn. A joiner whose server takes long asks another one.
 //!
 //! Source: rescaling R§3.4.1, §3.2.1. Departures: two lists instead of one, so that a join can be aborted; the snapshot may be ahead of
 //! a link; members go on while one is served; capabilities for joiners, causally ordered (*after*); no founder is special; workers leave.

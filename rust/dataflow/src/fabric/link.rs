@@ -210,9 +210,14 @@ impl Outbox {
         self.lanes.is_over()
     }
 
+    /// Bytes that the stream has taken.
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Acquire)
+    }
+
     /// Bytes ever queued, and those of them that the stream has taken; `None` once the other process has left.
     pub(super) fn traffic(&self) -> Option<(u64, u64)> {
-        let (accepted, offered) = (self.accepted.load(Ordering::Acquire), self.lanes.offered());
+        let (accepted, offered) = (self.accepted(), self.lanes.offered());
         (!self.lanes.is_departed()).then_some((offered, accepted))
     }
 

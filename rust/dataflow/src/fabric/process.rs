@@ -4,8 +4,9 @@
 //! takes part: each worker is told and knows what it is to it; else all are aborted, as follows.
 //!
 //! Leaving: the guard queues a goodbye behind all that waits, and closes the writing half. Who receives a goodbye stops
-//! sending to that process and closes its own writing half at once, so leaving takes one round trip however busy the others
-//! are; only a hung process costs the linger time, after which the stream is cut. A stream that ends without a goodbye, or
+//! sending to that process and closes its own writing half at once, so leaving takes as long as the others need to read what waits for
+//! them, and one round trip, however busy their workers are. When they take nothing for [`Limits::stall`], or for the linger time in a fabric that
+//! has stopped, their streams are cut: only a hung process costs that. A stream that ends without a goodbye, or
 //! carries a frame that is none, aborts all workers of this process, and through them the others. One more thread watches
 //! for processes that are connected but hung: see [`super::watch`].
 
@@ -34,8 +35,11 @@ use crate::error::{Error, ProtocolFault, Report};
 use crate::membership::Told;
 use crate::wire::decode_serde;
 
-/// How long leaving waits for a process that does not answer.
+/// How long leaving waits at least for processes that take nothing and do not answer; no longer where the fabric has stopped.
 const LINGER: Duration = Duration::from_secs(5);
+
+/// How often leaving looks whether they take something.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Which run of which query the frames of a fabric belong to; frames of another are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -235,6 +239,25 @@ impl Hub {
         Ok(Wire { inbound, stream: RefCell::default(), ended: Cell::new(false) })
     }
 
+    /// Waits until all links have ended; false when the others have taken nothing for too long.
+    fn part(&self) -> bool {
+        let outboxes = self.shared.links();
+        let taken = || outboxes.iter().map(|outbox| outbox.accepted()).sum::<u64>();
+        let (mut last, mut since) = (taken(), Instant::now());
+        while !self.running.wait(LOOK) {
+            let now = taken();
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            // What waits is of use to nobody in a fabric that has stopped.
+            let limit = if self.shared.is_aborted() { LINGER } else { LINGER.max(self.limits.stall) };
+            if since.elapsed() >= limit {
+                return false;
+            }
+        }
+        true
+    }
+
     fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.stop.stop();
@@ -252,7 +275,7 @@ impl Hub {
         self.shared.links().iter().for_each(|outbox| outbox.close());
         // None comes after these, and who keeps the door keeps no socket.
         let links = std::mem::take(&mut *locked(&self.links));
-        if !self.running.wait(LINGER) {
+        if !self.part() {
             links.iter().for_each(|link| (link.hangup)(Shutdown::Both));
         }
         let watcher = locked(&self.watcher).take();

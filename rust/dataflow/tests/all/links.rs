@@ -1,16 +1,17 @@
 //! Links between processes: bounded, watched, and never in the way of progress.
 
 use std::cell::Cell;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::frames::frame;
 use crate::support::{self, Link, join, mesh_with, on_mesh};
-use penstock_dataflow::fabric::{self, Duplex};
+use penstock_dataflow::fabric::{self, Duplex, Hangup};
 use penstock_dataflow::{
     BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, OperatorBuilder, Pipeline, Worker, execute,
 };
@@ -198,8 +199,8 @@ fn a_peer_that_stops_reading_is_lost_and_named() {
     assert!(began.elapsed() >= Duration::from_millis(300));
     // Its link is hung up, so that leaving need not wait for it: what it reads ends before that.
     stuck.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    if let Err(error) = std::io::copy(&mut stuck, &mut std::io::sink()) {
-        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "the link is still there");
+    if let Err(error) = io::copy(&mut stuck, &mut io::sink()) {
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "the link is still there");
     }
     let lasted = began.elapsed().as_secs_f64();
     drop(guard);
@@ -220,7 +221,7 @@ fn a_peer_that_is_connected_but_silent_is_lost() {
         Ok(())
     });
     // It reads, so that nothing stalls, but says nothing.
-    let reader = std::thread::spawn(move || std::io::copy(&mut silent, &mut std::io::sink()).unwrap_or(0));
+    let reader = std::thread::spawn(move || io::copy(&mut silent, &mut io::sink()).unwrap_or(0));
     let error = join(threads).remove(0).unwrap_err();
     assert!(
         matches!(&error, Error::PeerLost { process: 1, reason } if reason.contains("nothing was heard")),
@@ -235,7 +236,7 @@ fn the_links_of_a_worker_that_is_busy_for_long_go_on_beating() {
     let (endpoints, guard, mut peer) = against_socket(limits());
     let (begin, begun) = mpsc::channel();
     let (open, gate) = mpsc::channel::<()>();
-    let gate = Arc::new(std::sync::Mutex::new(gate));
+    let gate = Arc::new(Mutex::new(gate));
     let threads = execute(endpoints, move |worker: &mut Worker| -> Result<(), Error> {
         let (begin, gate) = (begin.clone(), gate.clone());
         let (mut input, _probe) = flow(worker, "flow", move |_| {
@@ -251,7 +252,7 @@ fn the_links_of_a_worker_that_is_busy_for_long_go_on_beating() {
     // What came before it was busy does not count.
     peer.set_nonblocking(true).unwrap();
     let mut before = Vec::new();
-    assert_eq!(peer.read_to_end(&mut before).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(peer.read_to_end(&mut before).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     peer.set_nonblocking(false).unwrap();
     peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let (beat, mut heard, mut bytes) = (frame(4, 4, 0, 0, 1, None, &[]), Vec::<u8>::new(), [0; 56]);
@@ -316,8 +317,8 @@ fn limits_that_make_no_sense_are_refused() {
 fn room_wakes_a_parked_source() {
     // The sender parks without a limit in `wait_for_room`; only the credit of its slow peer can wake it.
     let (go, gone) = mpsc::channel::<()>();
-    let gone = Arc::new(std::sync::Mutex::new(gone));
-    let go = Arc::new(std::sync::Mutex::new(Some(go)));
+    let gone = Arc::new(Mutex::new(gone));
+    let go = Arc::new(Mutex::new(Some(go)));
     let results = on_mesh(mesh_with(2, 1, Link::Unix, limits()), move |worker: &mut Worker| -> Result<(), BoxError> {
         let (mut input, _probe) = flow(worker, "flow", |_| ());
         if worker.index() == 0 {
@@ -335,4 +336,68 @@ fn room_wakes_a_parked_source() {
         Ok(())
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+/// A link that takes a byte now and then, until it is hung up; the other process has said goodbye when it has taken all.
+struct Slow {
+    taken: Sender<u8>,
+    whole: (Sender<()>, Receiver<()>),
+    cut: Arc<AtomicBool>,
+}
+
+impl Duplex for Slow {
+    fn hangup(&self) -> io::Result<Hangup> {
+        let (cut, whole) = (self.cut.clone(), self.whole.0.clone());
+        Ok(Box::new(move |how| {
+            if how != Shutdown::Write {
+                cut.store(true, Ordering::SeqCst);
+            }
+            let _ = whole.send(());
+        }))
+    }
+
+    fn split(self: Box<Self>) -> io::Result<(Box<dyn Read + Send>, Box<dyn Write + Send>)> {
+        Ok((Box::new(Ended(self.whole.1)), Box::new(Trickle(self.taken, self.cut))))
+    }
+}
+
+struct Ended(Receiver<()>);
+
+impl Read for Ended {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        let _ = self.0.recv();
+        Ok(0)
+    }
+}
+
+struct Trickle(Sender<u8>, Arc<AtomicBool>);
+
+impl Write for Trickle {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        std::thread::sleep(Duration::from_millis(60));
+        if self.1.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let _ = self.0.send(bytes[0]);
+        Ok(1)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// However long that takes, what waits when a process leaves is sent, with the goodbye behind it.
+#[test]
+fn leaving_waits_for_a_slow_link() {
+    let (taken, bytes) = mpsc::channel();
+    let slow = Slow { taken, whole: mpsc::channel(), cut: Arc::default() };
+    // No beats.
+    let limits = Limits { beat: Duration::from_secs(600), ..limits() };
+    let streams: Vec<Option<Box<dyn Duplex>>> = vec![None, Some(Box::new(slow))];
+    let (seats, guard) = fabric::processes_with(0, 1, streams, support::TAG, limits).unwrap();
+    seats.into_iter().for_each(|seat| drop(Worker::new(seat)));
+    drop(guard);
+    let leave = frame(6, support::TAG.generation, 0, 0, 0, None, &0u64.to_le_bytes());
+    let goodbye = frame(3, support::TAG.generation, 0, 0, 0, None, &[]);
+    assert!(bytes.into_iter().eq([leave, goodbye].concat()), "it takes more than a linger time");
 }
