@@ -557,8 +557,12 @@ impl Endpoint {
         *self.links.borrow_mut() = self.shared.links();
     }
 
-    /// Tells the members that this joiner does not join.
+    /// Tells the members that this joiner does not join. When a member has finished all dataflows nobody waits for it, and it would be missed where
+    /// it was made a full member meanwhile.
     pub(crate) fn give_up(&self) {
+        if self.is_over() {
+            return;
+        }
         for (to, route) in self.shared.routes().iter().enumerate().filter(|(to, _)| *to != self.index) {
             match route {
                 Route::Local(mailbox) => {

@@ -547,3 +547,48 @@ fn a_member_that_fails_ends_the_run_for_joiners_too() {
     };
     assert!(texts.iter().all(|text| text == "program of worker 2 failed: enough"), "{texts:?}");
 }
+
+/// However far a join has come when the run ends, it ends well for all who took part.
+#[test]
+fn a_run_that_ends_while_somebody_joins_has_not_failed() {
+    let mut over = 0;
+    for rounds in 0..20 {
+        let (seats, door) = fabric::joinable(2);
+        let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
+        let built: Vec<_> = workers.iter_mut().map(|worker| numbers(worker, &log())).collect();
+        let ticket = door.ask(1).unwrap();
+        workers.iter_mut().for_each(|worker| assert!(!worker.bootstrap().unwrap()));
+        let seat = loop {
+            workers.iter_mut().for_each(|worker| assert!(worker.step().unwrap()));
+            if let Some(mut seats) = ticket.try_seats().unwrap() {
+                break seats.remove(0);
+            }
+        };
+        let mut joiner = Worker::new(seat);
+        let _built = numbers(&mut joiner, &log());
+        let mut joined = joiner.try_bootstrap().unwrap();
+        for _ in 0..rounds {
+            workers.iter_mut().for_each(|worker| _ = worker.step().unwrap());
+            joined = joined.or_else(|| joiner.try_bootstrap().unwrap());
+        }
+        if joined.is_some() {
+            break;
+        }
+        // The second one ends before the first hears what the joiner said last.
+        drop(built);
+        assert!(workers[0].step().unwrap_or_else(|error| panic!("after {rounds} rounds: {error}")));
+        joined = joiner.try_bootstrap().unwrap();
+        while workers[1].step().unwrap() {
+            let _ = workers[0].step().unwrap();
+        }
+        drop(workers.pop());
+        match joined.map_or_else(|| joiner.try_bootstrap(), |joined| Ok(Some(joined))) {
+            Err(Error::Member { fault: MemberFault::Over, .. }) => over += 1,
+            other => drop(other.unwrap()),
+        }
+        while workers[0].step().unwrap_or_else(|error| panic!("after {rounds} rounds: {error}")) {
+            let _ = joiner.try_bootstrap();
+        }
+    }
+    assert!(over > 0);
+}
