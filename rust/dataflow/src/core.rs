@@ -369,6 +369,7 @@ impl Core {
         if let Some(membership) = &self.membership {
             membership.set_stage(Stage::Gone);
             self.endpoint.vacate();
+            self.endpoint.stand_up();
         }
     }
 
@@ -467,6 +468,7 @@ impl Core {
                 // It ends alone.
                 if self.private.borrow_mut().replace(error).is_none() {
                     self.endpoint.give_up();
+                    self.endpoint.stand_up();
                 }
                 return;
             }

@@ -70,7 +70,7 @@ pub(super) struct Hall {
     /// How much was asked for and not taken by a member.
     asked: AtomicUsize,
     over: AtomicBool,
-    /// Seats of this process that are not dropped.
+    /// Seats of this process that are not dropped, and whose workers take part or may yet.
     taken: AtomicUsize,
     /// Processes that have left or are lost.
     cuts: AtomicUsize,
@@ -122,7 +122,7 @@ impl Hall {
         }
     }
 
-    /// Whether no worker of this process could pass on what is asked.
+    /// Whether no worker of this process could pass on what is asked, now or later: there is none, or all have left or ended alone.
     fn is_outside(&self) -> bool {
         self.taken.load(Ordering::Acquire) == 0
     }
@@ -319,7 +319,8 @@ impl Shared {
         if let Some(outbox) = links.iter().find(|outbox| outbox.process() == process) {
             outbox.depart();
         }
-        if let Some(error) = error.clone().filter(|_| hall.is_outside())
+        let speaks = self.speaks.load(Ordering::Acquire);
+        if let Some(error) = error.clone().filter(|_| hall.is_outside() && !speaks)
             && links.iter().all(|outbox| outbox.is_departed())
         {
             // Nobody is left who could know better.
@@ -449,9 +450,14 @@ impl Ticket {
         }
         let hall = self.shared.hall();
         let links = self.shared.links();
-        let left = || !links.is_empty() && links.iter().all(|outbox| outbox.is_departed());
-        if hall.over.load(Ordering::Acquire) || hall.is_outside() && left() {
+        if hall.over.load(Ordering::Acquire) {
             return Look::Never(JoinError::Over);
+        }
+        if hall.is_outside() && links.iter().all(|outbox| outbox.is_departed()) {
+            // One that said goodbye knew of no failure.
+            let lost: Option<Vec<&Error>> = desk.cut.values().map(Option::as_ref).collect();
+            let lost = lost.and_then(|lost| lost.first().copied().cloned());
+            return Look::Never(lost.map_or(JoinError::Over, JoinError::Stopped));
         }
         crowded.map_or(Look::Waits, |count| Look::Never(JoinError::Many(count)))
     }
@@ -497,10 +503,12 @@ impl Endpoint {
         self
     }
 
-    pub(super) fn stand_up(&self) {
-        if let Some(hall) = &self.shared.hall
+    /// Its worker passes on nothing any more: who asks at the door asks others. Once.
+    pub(crate) fn stand_up(&self) {
+        if let Some(hall) = self.shared.hall.as_ref().filter(|_| self.seated.replace(false))
             && hall.taken.fetch_sub(1, Ordering::AcqRel) == 1
         {
+            hall.wake();
             self.shared.knock();
         }
     }

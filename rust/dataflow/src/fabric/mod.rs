@@ -247,6 +247,8 @@ pub struct Endpoint {
     parker: Parker,
     /// Whether its worker was made.
     taken: Cell<bool>,
+    /// Whether its worker may pass on what is asked at the door.
+    seated: Cell<bool>,
     /// Who let it in, if it was made for one who joins.
     joins: Option<usize>,
     /// Between mailbox and worker, in a simulation.
@@ -488,7 +490,8 @@ fn seats(shared: &Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) -
 
 fn seat(shared: &Arc<Shared>, index: usize, mailbox: Arc<Mailbox>, parker: Parker, joins: Option<usize>) -> Endpoint {
     let (routes, links) = (RefCell::new(shared.routes()), RefCell::new(shared.links()));
-    let (founders, shared, taken) = (shared.founders(), shared.clone(), Cell::new(false));
-    let seat = Endpoint { index, founders, shared, routes, links, mailbox, parker, taken, joins, shuffle: None };
+    let (founders, shared, taken, seated) = (shared.founders(), shared.clone(), Cell::new(false), Cell::new(true));
+    let seat =
+        Endpoint { index, founders, shared, routes, links, mailbox, parker, taken, seated, joins, shuffle: None };
     seat.sit_down()
 }

@@ -592,3 +592,18 @@ fn a_run_that_ends_while_somebody_joins_has_not_failed() {
     }
     assert!(over > 0);
 }
+
+/// Those who could let somebody in have ended, with nothing built and no place taken.
+#[test]
+fn nobody_waits_for_who_has_ended() {
+    let (seats, door) = fabric::joinable(2);
+    let ticket = door.ask(1).unwrap();
+    let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
+    workers.pop();
+    assert!(ticket.try_seats().unwrap().is_none(), "one is there");
+    workers.pop();
+    for ticket in [ticket, door.ask(1).unwrap()] {
+        let answer = ticket.try_seats();
+        assert!(matches!(answer, Err(JoinError::Over)), "{answer:?}");
+    }
+}

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_dataflow::fabric::{self, Duplex, FabricGuard, Hangup};
 use penstock_dataflow::wire::encode_serde;
-use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Worker, execute};
+use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Ticket, Worker, execute};
 use penstock_members::list::{Change, MAX_MEMBERS};
 use penstock_members::message::Bundle;
 use penstock_members::{List, Message};
@@ -454,6 +454,58 @@ fn numbers_of_processes_are_not_used_again() {
     assert!(fabric::join_processes(2, Vec::new(), TAG, limits()).is_err());
     cluster.doors.clear();
     running.into_iter().for_each(|process| process.join().unwrap().remove(0).unwrap());
+}
+
+/// The seats, which others have to be asked for.
+fn soon(ticket: &Ticket) -> Vec<Endpoint> {
+    let began = Instant::now();
+    loop {
+        if let Some(seats) = ticket.try_seats().unwrap() {
+            return seats;
+        }
+        assert!(began.elapsed() < PATIENCE, "nobody is asked");
+        std::thread::yield_now();
+    }
+}
+
+/// The only worker of a process has left, or has ended alone, and is not dropped: others let in who asks at its door.
+#[test]
+fn the_door_of_workers_that_have_ended_leads_to_others() {
+    let log = Log::default();
+    let (left, come) = signal();
+    let (mut cluster, founded) = Cluster::found(2, 1);
+    let gate = Arc::new(Mutex::new(()));
+    let held = gate.lock().unwrap();
+    let (seen, wait) = (log.clone(), gate.clone());
+    let program = move |worker: &mut Worker| {
+        let (input, probe) = numbers(worker, &seen);
+        worker.bootstrap()?;
+        if worker.index() == 1 {
+            worker.leave()?;
+            tell(&left);
+            drop(wait.lock());
+            return Ok(());
+        }
+        while !worker.has_member(2) || worker.peers() < 3 {
+            worker.step_or_park(None)?;
+        }
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok::<_, BoxError>(())
+    };
+    let running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    come.recv_timeout(PATIENCE).unwrap();
+    let mut joiners = execute(soon(&cluster.doors[1].clone().unwrap().ask(1).unwrap()), program.clone());
+    let (door, guard) = cluster.dial();
+    let mut wrong = Worker::new(soon(&door.ask(1).unwrap()).remove(0));
+    let _other = wrong.dataflow::<u64, _>("other", |scope| scope.new_input::<Vec<u64>>().0);
+    assert!(matches!(wrong.bootstrap(), Err(Error::GraphMismatch { .. })));
+    joiners.extend(execute(soon(&door.ask(1).unwrap()), program));
+    support::join(joiners).into_iter().for_each(|result| result.unwrap());
+    drop((held, wrong));
+    let leaving = std::thread::spawn(move || drop(guard));
+    running.into_iter().for_each(|process| process.join().unwrap().into_iter().for_each(|result| result.unwrap()));
+    leaving.join().unwrap();
 }
 
 /// A link of whose other end only the words are there, and the end is held back. Where nobody takes what is said to it, writing fails, and all
