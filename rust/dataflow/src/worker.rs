@@ -50,7 +50,7 @@ const MOST_LOOKS: u32 = 128;
 const LEAST_LOOKS: u32 = 4;
 /// How often [`Worker::step_until`] looks between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
-/// How often a joiner looks at the clock.
+/// How often a joiner looks at the clock, and who lets it in.
 const JOIN_TICK: Duration = Duration::from_millis(100);
 
 impl Worker {
@@ -392,7 +392,7 @@ impl Worker {
     }
 
     /// Parks while there is nothing to do, at most for `timeout` (`None`: without limit), then steps. Does not park when no
-    /// dataflow is unfinished. A parked worker uses no CPU.
+    /// dataflow is unfinished. A parked worker uses no CPU. While somebody joins it looks at the clock ten times a second.
     ///
     /// # Errors
     /// As [`Worker::step`].
@@ -459,10 +459,12 @@ impl Worker {
         }
     }
 
-    /// Parks, unless there is something to do.
+    /// Parks, unless there is something to do. While somebody joins not for long: the lead withdraws who is late, and nobody else wakes it.
     fn rest(&self, timeout: Option<Duration>) {
         if !self.has_work() && !self.mail_comes() {
-            self.core.park(timeout);
+            let watches = self.core.membership().is_some_and(|membership| membership.watches_clock());
+            let tick = watches.then_some(JOIN_TICK);
+            self.core.park(timeout.into_iter().chain(tick).min());
         }
     }
 
@@ -584,9 +586,11 @@ impl<T: Timestamp> std::fmt::Debug for Building<T> {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if !self.dataflows.is_empty() && !self.core.is_stopped() {
-            let reason = "the worker was dropped with unfinished dataflows".to_string();
-            self.abort(Error::Aborted { worker: self.index(), reason });
+        // A joiner is waited for also before it has built anything.
+        let outside = self.core.membership().is_some_and(|membership| membership.is_outside());
+        if (!self.dataflows.is_empty() || outside) && !self.core.is_stopped() {
+            let what = if outside { "before it took part" } else { "with unfinished dataflows" };
+            self.abort(Error::Aborted { worker: self.index(), reason: format!("the worker was dropped {what}") });
         }
         self.discard();
         // Also what surfaced in no step any more, such as a panic in the drop of an operator.

@@ -607,3 +607,50 @@ fn nobody_waits_for_who_has_ended() {
         assert!(matches!(answer, Err(JoinError::Over)), "{answer:?}");
     }
 }
+
+/// Who is late is withdrawn by a lead that looks at the clock in its steps: so it takes some, though nobody wakes it.
+#[test]
+fn a_parked_lead_looks_at_the_clock_while_somebody_joins() {
+    let (seats, door) = fabric::joinable(1);
+    let (tell, told) = mpsc::channel();
+    let ticket = door.ask(1).unwrap();
+    std::thread::spawn(move || {
+        let mut worker = Worker::new(seats.into_iter().next().unwrap());
+        let (_input, _probe) = numbers(&mut worker, &log());
+        worker.bootstrap().unwrap();
+        while worker.step_or_park(None).unwrap() && tell.send(()).is_ok() {}
+    });
+    let seat = ticket.seats().unwrap().remove(0);
+    let limit = Duration::from_secs(60);
+    // More than the rings and the mail that there are.
+    (0..10).for_each(|_| told.recv_timeout(limit).expect("it looks at the clock"));
+    drop((told, seat));
+}
+
+#[test]
+fn a_joiner_that_is_dropped_before_it_builds_is_withdrawn() {
+    let (seats, door) = fabric::joinable(2);
+    let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
+    let built: Vec<_> = workers.iter_mut().map(|worker| numbers(worker, &log())).collect();
+    workers.iter_mut().for_each(|worker| assert!(!worker.bootstrap().unwrap()));
+    let ticket = door.ask(1).unwrap();
+    let joiner = loop {
+        workers.iter_mut().for_each(|worker| assert!(worker.step().unwrap()));
+        if let Some(mut seats) = ticket.try_seats().unwrap() {
+            break Worker::new(seats.remove(0));
+        }
+    };
+    drop(joiner);
+    // The last one is told so when nobody joins any more.
+    for worker in &mut workers {
+        worker.start_leaving().unwrap();
+    }
+    for _ in 0..1_000 {
+        workers.iter_mut().for_each(|worker| _ = worker.step().unwrap());
+    }
+    let left = workers.iter().filter(|worker| worker.has_left()).count();
+    let stays = workers.iter().find(|worker| !worker.has_left()).expect("one stays");
+    assert_eq!(left, 1);
+    assert!(stays.is_leaving().is_err(), "it still waits for who joins");
+    drop(built);
+}
