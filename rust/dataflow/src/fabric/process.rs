@@ -170,7 +170,9 @@ impl Hub {
             .name(format!("penstock-receive-{other}"))
             .spawn(move || {
                 let _mark = mark;
-                if let Err(error) = inbound.run(reader)
+                let result = inbound.run(reader);
+                let failed = result.is_err();
+                if let Err(error) = result
                     && !leaving.load(Ordering::Acquire)
                 {
                     let reason = broken.get().filter(|_| matches!(error, Error::PeerLost { .. }));
@@ -178,8 +180,10 @@ impl Hub {
                     inbound.shared.link_lost(other, told.unwrap_or(error));
                 }
                 inbound.shared.verdict.ended(other);
-                // Nothing that still comes on this stream is of use: let a blocked sender on either side end.
-                hangup(Shutdown::Read);
+                // Nothing that still comes on this stream is of use: let a blocked sender of the other side end. Ours, if it is blocked, ends by
+                // the other half; where this link ends the run it has the cause to tell before, and the watcher sees to it.
+                let gone = failed && inbound.outbox.is_departed();
+                hangup(if gone { Shutdown::Both } else { Shutdown::Read });
             })
             .map_err(failed)?;
         links[at].threads.push(receiver);

@@ -635,3 +635,70 @@ fn what_came_before_a_link_broke_is_read() {
     let goodbye = frame(3, TAG.generation, 0, 1, 0, None, &[]);
     stays(Said::new([farewell(3), goodbye].concat(), true)).unwrap();
 }
+
+/// A link whose other end reads nothing, and says what is no frame when the first write blocks.
+struct Stuck {
+    blocks: (Sender<()>, Receiver<()>),
+    gate: (Sender<()>, Receiver<()>),
+    /// Dropped with the half that writes.
+    writes: Sender<()>,
+}
+
+impl Duplex for Stuck {
+    fn hangup(&self) -> io::Result<Hangup> {
+        let open = self.gate.0.clone();
+        Ok(Box::new(move |how| {
+            // As for sockets: a write that is blocked goes on being so when only reading ends.
+            if how != Shutdown::Read {
+                let _ = open.send(());
+            }
+        }))
+    }
+
+    fn split(self: Box<Self>) -> io::Result<(Box<dyn Read + Send>, Box<dyn Write + Send>)> {
+        let writer = Blocked { blocks: self.blocks.0, gate: self.gate.1, over: false, _writes: self.writes };
+        Ok((Box::new(Garbage(self.blocks.1)), Box::new(writer)))
+    }
+}
+
+struct Blocked {
+    blocks: Sender<()>,
+    gate: Receiver<()>,
+    over: bool,
+    _writes: Sender<()>,
+}
+
+impl Write for Blocked {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        if !std::mem::replace(&mut self.over, true) {
+            let _ = self.blocks.send(());
+            let _ = self.gate.recv();
+        }
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Garbage(Receiver<()>);
+
+impl Read for Garbage {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let _ = self.0.recv();
+        into.fill(0x41);
+        Ok(into.len())
+    }
+}
+
+/// A process that wants to join breaks the protocol, and reads nothing: the run goes on, and nothing of its link stays.
+#[test]
+fn nothing_stays_of_a_link_that_broke_the_protocol() {
+    let (cluster, mut founded) = Cluster::found(1, 1);
+    let (_seats, guard) = founded.remove(0);
+    let (writes, gone) = mpsc::channel();
+    let stuck = Stuck { blocks: mpsc::channel(), gate: mpsc::channel(), writes };
+    cluster.doors[0].clone().unwrap().link(1, Box::new(stuck)).unwrap();
+    assert_eq!(gone.recv_timeout(PATIENCE), Err(mpsc::RecvTimeoutError::Disconnected), "its sending thread is there");
+    drop(guard);
+}
