@@ -160,9 +160,8 @@ impl<F> Lanes<F> {
     pub(crate) fn depart(&self) {
         let mut state = self.state();
         state.phase = Phase::Departed;
-        state.urgent.clear();
-        state.data.clear();
-        state.behind.clear();
+        // With their room: the lanes of who has left are kept.
+        (state.urgent, state.data, state.behind) = Default::default();
         self.over.store(false, Ordering::Release);
         drop(state);
         self.ready.notify_one();
