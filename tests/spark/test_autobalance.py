@@ -439,7 +439,7 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
 @pytest.mark.timeout(180)
 def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cluster: Any) -> None:
     def step(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
-        time.sleep(0.004 if k < 0 else 0.0004)
+        time.sleep(0.01 if k < 0 else 0.001)
         total = (total or 0) + 1
         return total, (k, total)
 
@@ -462,15 +462,14 @@ def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cl
         assert skew(engine, cost) > 1.6
         with engine.autobalance(every="500ms", patience=2, tolerance=1.05, least_rows=10) as balance:
 
-            def moved() -> bool:
+            def is_even() -> bool:
                 run(list(cost))
-                return any(look.moves for look in balance.looks) and balance.looks[-1].why == "even"
+                # Short sleeps take longer than they say, the more so beside others: what one look found may be less even.
+                return any(look.moves for look in balance.looks) and skew(engine, cost) <= 1.25
 
-            wait_for(moved, what="bins move by what they cost")
+            wait_for(is_even, what="bins move by what they cost")
         acted = next(look for look in balance.looks if look.moves)
         assert acted.by == "busy" and acted.skew > 1.5
-        # Short sleeps take longer than they say.
-        assert skew(engine, cost) <= 1.25
         told = engine.loads()
         assert told.column("busy_s").to_pylist() != [0.0] * 256
         busy = {(row["bin"], row["bits"]): row["busy_s"] for row in told.to_pylist()}
