@@ -210,12 +210,13 @@ def test_the_driver(engine: pk.Engine, runs: Runs) -> None:
 
 @pytest.mark.parametrize("call", ["list", "read", "write", "create"])
 def test_the_store_at_the_driver(engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """It fails once for each file, whatever it is asked."""
+    """It fails once for each file, whatever it is asked; a manifest has another name each time, but for its end."""
     original, failed = getattr(_storage._Folder, call), set()
 
     def fails_once(self: Any, *arguments: Any) -> Any:
-        if self.url.endswith("_penstock") and arguments[:1] not in failed:
-            failed.add(arguments[:1])
+        what = tuple(name.rpartition("-")[0] if name.startswith("manifest-") else name for name in arguments[:1])
+        if self.url.endswith("_penstock") and what not in failed:
+            failed.add(what)
             raise OSError("the cable is out")
         return original(self, *arguments)
 

@@ -93,17 +93,20 @@ impl Query {
         }
         let (what, phase) = (What::Finish, Phase::Claiming);
         self.call = Some(Call { what, epoch, clock_ms, planned_ms: None, tries: 0, sink_calls: 0, phase });
-        if let Some(epoch) = self.uncommitted.filter(|epoch| Some(*epoch) > committed) {
-            return self.fail(EngineError::Uncommitted { epoch }, view);
-        }
         match self.status {
             Status::Finished => return self.complete(view),
             Status::Lost => {
                 let (reason, member) = (self.trouble.clone(), self.gone);
                 return self.fail(EngineError::StateLost { epoch, reason, member }, view);
             }
-            _ if known.is_none() && committed.is_some() => return self.fail(nothing_held(epoch), view),
-            _ if known.is_none() => {
+            _ => {}
+        }
+        if let Some(epoch) = self.uncommitted.filter(|epoch| Some(*epoch) > committed) {
+            return self.fail(EngineError::Uncommitted { epoch }, view);
+        }
+        match (known, committed) {
+            (None, Some(_)) => return self.fail(nothing_held(epoch), view),
+            (None, None) => {
                 self.call = None;
                 return view.out.push(Effect::Complete { query: self.id.clone(), epoch });
             }

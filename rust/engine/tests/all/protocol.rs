@@ -1049,6 +1049,9 @@ fn a_lost_member_is_named_with_the_state_that_it_took_along() {
         panic!("{errors:?}")
     };
     assert_eq!(reason, "2 ranges are at no member; member 2 is gone: killed");
+    // Nor can the batch that failed for that come again.
+    let end = script.finish(None);
+    assert!(matches!(end[0], Effect::Fail { error: EngineError::StateLost { .. }, .. }), "{end:?}");
 }
 
 #[test]
