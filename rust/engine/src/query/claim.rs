@@ -37,7 +37,6 @@ impl Query {
             );
             return self.fail(EngineError::Refused(reason), view);
         }
-        let before = self.uncommitted.replace(epoch);
         if self.program.durable && self.claim.is_none() {
             return self.read_checkpoint(1, view);
         }
@@ -71,10 +70,7 @@ impl Query {
                 self.start_over(view);
                 self.read_checkpoint(1, view);
             }
-            Err(error) => {
-                self.uncommitted = before;
-                self.fail(error, view);
-            }
+            Err(error) => self.fail(error, view),
         }
     }
 

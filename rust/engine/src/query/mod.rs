@@ -279,7 +279,7 @@ pub(crate) struct Query {
     ungrouped: bool,
     /// Whether workers have run here: then those that are there are enough to go on.
     has_run: bool,
-    /// The batch that was asked for and has not returned, or what was made of it was given up: Spark asks for it again.
+    /// The batch whose sink was called, and what was made of it was given up: Spark asks for it again.
     uncommitted: Option<u64>,
     merged: Option<(BTreeSet<String>, DataFile)>,
     /// Merges that failed, one after the other, and the batch from which on the next may be tried.

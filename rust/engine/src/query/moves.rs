@@ -480,7 +480,7 @@ impl Query {
         let uncommitted = self.frozen.as_ref().and_then(|frozen| frozen.at.epoch.filter(|_| !frozen.finish));
         self.trouble = "its last batch failed or was not committed, and workers leave".to_owned();
         self.start_over(view);
-        self.uncommitted = self.uncommitted.or(uncommitted);
+        self.uncommitted = uncommitted.or(self.uncommitted);
         true
     }
 

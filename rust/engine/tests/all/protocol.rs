@@ -1328,21 +1328,8 @@ fn workers_that_cannot_be_grouped_anew_go_where_nothing_is_lost_with_them() {
 }
 
 #[test]
-fn a_query_is_not_finished_without_a_batch_that_was_asked_for_and_failed() {
+fn a_query_is_not_finished_without_a_batch_whose_results_were_given_up() {
     let uncommitted = EngineError::Uncommitted { epoch: 1 };
-    for durable in [false, true] {
-        let mut script = if durable { Script::durable(2) } else { Script::new(2) };
-        assert!(completes(&script.batch(0), 0));
-        script.hold = vec!["Feed"];
-        let ticket = feed_of(&script.batch(1));
-        script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Data, "no column v")) });
-        script.done.clear();
-        let done = script.finish(Some(0));
-        assert!(done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)));
-        script.hold.clear();
-        assert!(completes(&script.batch(1), 1));
-        assert!(completes(&script.finish(Some(1)), 2));
-    }
     // What was made of it was given up, and its next attempt ended early.
     let mut script = Script::durable(2);
     assert!(completes(&script.batch(0), 0));
