@@ -464,7 +464,7 @@ def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cl
 
             def is_even() -> bool:
                 run(list(cost))
-                # Short sleeps take longer than they say, the more so beside others: what one look found may be less even.
+                # Short sleeps take longer than they say, the more so beside others: one look may find it less even.
                 return any(look.moves for look in balance.looks) and skew(engine, cost) <= 1.25
 
             wait_for(is_even, what="bins move by what they cost")
