@@ -189,12 +189,22 @@ def test_a_python_that_somebody_chose_is_kept(
     monkeypatch.setenv("PATH", str(machine / "jdk" / "bin"))
     chosen = machine / "jdk" / "bin" / "chosen"
     chosen.symlink_to(sys.executable)
-    for python in ("chosen", str(chosen), "./environment/bin/python"):
+    monkeypatch.delenv("PENSTOCK_PYSPARK_PYTHON", raising=False)
+    for python in ("chosen", str(chosen)):
         monkeypatch.setenv("PYSPARK_PYTHON", python)
         monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
         ensure_java()
         assert os.environ["PYSPARK_PYTHON"] == python and os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert not caplog.records
+    monkeypatch.setenv("PYSPARK_PYTHON", "./environment/bin/python")
+    ensure_java()
+    assert os.environ["PYSPARK_PYTHON"] == "./environment/bin/python"
+    assert "is not here: it stays, for tasks that unpack it" in caplog.records.pop().getMessage()
+    # As in a program that another one has started, whose interpreter nobody chose.
+    monkeypatch.setenv("PYSPARK_PYTHON", str(chosen))
+    monkeypatch.setenv("PENSTOCK_PYSPARK_PYTHON", str(chosen))
+    ensure_java()
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable and not caplog.records
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     ensure_java()
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
@@ -203,6 +213,7 @@ def test_a_python_that_somebody_chose_is_kept(
     # Sessions of ours are this program's own.
     monkeypatch.setenv("PYSPARK_PYTHON", str(chosen))
     own_python()
+    assert os.environ["PENSTOCK_PYSPARK_PYTHON"] == sys.executable
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 

@@ -86,12 +86,12 @@ fn replace(now: &mut Open, then: Open) -> ((), usize, usize) {
 /// What a key is found by: its hash, whether it is the null, and its bytes, if it has any beside its hash.
 type Name<'a> = (u64, bool, &'a [u8]);
 
-/// Of a row of a block. A null has no bytes: those that lie under it say nothing.
 /// Hashes of one bin begin alike, and by how they begin a table tells keys apart without reading them.
 fn spread(hash: u64) -> u64 {
     hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// Of a row of a block. A null has no bytes: those that lie under it say nothing.
 fn name_of<'a>(keys: &'a Keys, hashes: &[u64], row: usize) -> Name<'a> {
     let null = keys.is_null(row);
     (hashes[row], null, if null { &[] } else { keys.bytes(row) })

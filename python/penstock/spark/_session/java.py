@@ -46,6 +46,8 @@ _FROM_PIP = 21
 
 #: What Spark starts its Python workers with, and its shell.
 _PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+#: What this package has set them to, so that programs which this one starts know that nobody chose it.
+_SET_HERE = "PENSTOCK_PYSPARK_PYTHON"
 
 _VECTOR_FLAG = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT_S = 60
@@ -163,8 +165,8 @@ def ensure_java() -> Java:
     the running interpreter, so that Spark's Python workers import the same packages. Where you
     have set these two they stay as they are, unless they name nothing that can be run here; then
     a warning tells. A path that begins in the folders of Spark's tasks
-    (``./environment/bin/python``) stays. Call it before the first Spark session of the process;
-    calling it again is cheap and changes nothing.
+    (``./environment/bin/python``) stays, with a warning where it is not here. Call it before the
+    first Spark session of the process; calling it again is cheap and changes nothing.
 
     Raises
     ------
@@ -177,26 +179,31 @@ def ensure_java() -> Java:
     os.environ["JAVA_HOME"] = str(_ensured.home)
     for name in _PYTHONS:
         given = os.environ.get(name)
-        if given and _can_run(given):
+        if not given or given == os.environ.get(_SET_HERE):
+            pass  # nobody chose it
+        elif shutil.which(given):
             continue
-        if given:
+        elif _is_of_tasks(given):
+            log.warning("%s=%s is not here: it stays, for tasks that unpack it; local ones need another", name, given)
+            continue
+        else:
             log.warning("%s=%s names nothing that can be run here: it is %s now", name, given, sys.executable)
         os.environ[name] = sys.executable
+    os.environ[_SET_HERE] = sys.executable
     return _ensured
 
 
 def own_python() -> None:
     """Give Spark's tasks the running interpreter, whatever the environment says: for sessions of ours."""
-    os.environ.update(dict.fromkeys(_PYTHONS, sys.executable))
+    os.environ.update(dict.fromkeys((*_PYTHONS, _SET_HERE), sys.executable))
 
 
 _ensured: Java | None = None
 
 
-def _can_run(python: str) -> bool:
-    """Whether Spark can start it, here or at executors that unpack it."""
-    relative = os.path.dirname(python) != "" and not os.path.isabs(python)
-    return relative or shutil.which(python) is not None
+def _is_of_tasks(python: str) -> bool:
+    """Whether it may be at executors that unpack it."""
+    return os.path.dirname(python) != "" and not os.path.isabs(python)
 
 
 def _candidates(tried: list[str]) -> list[tuple[str, Path]]:

@@ -59,7 +59,7 @@ impl Query {
         if tries >= view.setup.tries {
             return self.fail(EngineError::Broken { epoch, tries, reason }, view);
         }
-        self.frozen = self.frozen.take().filter(|frozen| frozen.at.epoch != Some(epoch));
+        self.thaw(epoch);
         self.begin_generation(view);
     }
 

@@ -197,7 +197,7 @@ impl Query {
             if self.frozen.as_ref().is_some_and(|frozen| self.servable(frozen, view)) {
                 return self.serve_again(view);
             }
-            self.frozen = None;
+            self.thaw(epoch);
             return self.begin_generation(view);
         }
         if let Some(last) = self.base.epoch {
@@ -212,6 +212,15 @@ impl Query {
                 self.feed(view);
             }
             false => self.begin_generation(view),
+        }
+    }
+
+    /// What came of an epoch is given up, to be made again; the sink may have had it.
+    pub(super) fn thaw(&mut self, epoch: u64) {
+        if let Some(frozen) = self.frozen.take_if(|frozen| frozen.at.epoch == Some(epoch))
+            && !frozen.finish
+        {
+            self.uncommitted = Some(epoch);
         }
     }
 

@@ -1330,6 +1330,25 @@ fn workers_that_cannot_be_grouped_anew_go_where_nothing_is_lost_with_them() {
 #[test]
 fn a_query_is_not_finished_without_a_batch_whose_results_were_given_up() {
     let uncommitted = EngineError::Uncommitted { epoch: 1 };
+    // Its sink failed, part of the results went with a member, and its next attempt ended early.
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    let Some(Effect::Sink { ticket, .. }) = script.sinks.last().cloned() else { panic!("it was called") };
+    script.hear(Event::Sunk { ticket, outcome: Err(Failure::new(Kind::User, "a typo")) });
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    script.hold = vec!["Stop"];
+    script.batch(1);
+    script.hear(Event::Stop { query: QUERY.into() });
+    (script.hold, script.held) = (Vec::new(), Vec::new());
+    let done = script.finish(Some(0));
+    assert!(
+        done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)),
+        "{done:?}"
+    );
+    assert!(completes(&script.batch(1), 1));
+    assert!(completes(&script.finish(Some(1)), 2));
     // What was made of it was given up, and its next attempt ended early.
     let mut script = Script::durable(2);
     assert!(completes(&script.batch(0), 0));
