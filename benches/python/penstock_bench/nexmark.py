@@ -58,7 +58,8 @@ PARAMS = {
     "q7_beam": {"size_ms": 10_000},
     "q8_tumble": {"size_ms": 10_000},
 }
-WORKERS = (1, 2)
+#: Beside timely; those above two where there is a core for each, and time.
+WORKERS, WIDE = (1, 2), (4, 8, 16)
 EVENTS, EVENTS_PER_SECOND, EPOCH_MS = 2_000_000, 10_000, 1_000
 #: Events of the peers from Python: bytewax takes seconds for these, the others have costs of a job to spread.
 PYTHON_EVENTS, FILE_EVENTS = 200_000, 1_000_000
@@ -126,7 +127,8 @@ def _write(folder: Path, events: int) -> dict[str, pa.Table]:
 
 
 def _beside_timely(folder: Path, queries: Sequence[str], options: Options, emit: Emit, tell: Tell) -> None:
-    told = {"folder": str(folder), "epoch_ms": EPOCH_MS, "workers": list(WORKERS), "bits": _BITS}
+    wide = [] if options.quick else [workers for workers in WIDE if workers <= machine.cores()]
+    told = {"folder": str(folder), "epoch_ms": EPOCH_MS, "workers": [*WORKERS, *wide], "bits": _BITS}
     told |= {"quick": options.quick, "seconds": options.seconds, "queries": [_query(name) for name in queries]}
 
     def named(line: Line) -> None:

@@ -19,7 +19,7 @@ use crate::clique_child::{SEED, Side, Task};
 use crate::clique_peers::{Feed, ROWS, hand_count, hand_rows, on_timely};
 use crate::graphs::{Graph, rmat};
 use crate::harness::{Better, Case, Options, Paired, Report, compare, end_in};
-use crate::machine::Meter;
+use crate::machine::{self, Meter};
 
 /// The environment variable that names a folder of edge lists.
 pub const FOLDER: &str = "PENSTOCK_BENCH_GRAPHS";
@@ -112,7 +112,10 @@ impl Bench<'_> {
             });
         }
         let one = || rows(&query, 1).0;
-        self.case(graph, size, found, "w2 rows".into(), "itself on one worker", || rows(&query, 2).0, one);
+        for workers in std::iter::once(2).chain(machine::wide()) {
+            let name = format!("w{workers} rows");
+            self.case(graph, size, found, name, "itself on one worker", || rows(&query, workers).0, one);
+        }
         for workers in [1, 2] {
             let ours = || count(&query, workers).0;
             self.case(graph, size, found, format!("w{workers} count"), "hand loop", ours, || {

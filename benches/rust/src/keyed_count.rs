@@ -25,7 +25,7 @@ use timely::dataflow::{ProbeHandle, Stream};
 
 use crate::counting::KeyedCount;
 use crate::harness::{Better, Case, Options, Report, compare, millions_per_second};
-use crate::{Numbers, block};
+use crate::{Numbers, block, machine};
 
 /// Records of an epoch.
 const ROWS: usize = 1 << 16;
@@ -73,14 +73,19 @@ pub fn run(options: &Options, report: &mut Report) {
     let full: &[(u32, &[Hash])] = &[(10, &[Fast, Sip]), (16, &[Fast, Sip]), (20, &[Fast, Sip]), (24, &[Fast, Sip])];
     // The quick one leaves out what takes long to fill.
     let quick: &[(u32, &[Hash])] = &[(10, &[Fast]), (16, &[Fast]), (20, &[Fast, Sip]), (24, &[Fast])];
+    // How it scales, where there are cores for it.
+    let wide: &[(u32, &[Hash])] = &[(10, &[Fast]), (20, &[Fast]), (24, &[Fast])];
     let sizes = |workers: usize| match (options.quick, workers) {
-        (false, _) => full,
+        (false, 1 | 2) => full,
+        (false, _) => wide,
         (true, 1) => quick,
         (true, _) => &quick[..3],
     };
-    let cases = [1, 2].map(|workers| sizes(workers).iter().map(|(_, hashes)| hashes.len()).sum::<usize>() + 1);
-    let cases = cases.into_iter().sum();
-    for workers in [1, 2] {
+    let more = machine::wide().filter(|_| !options.quick);
+    let workers = [1, 2].into_iter().chain(more).collect::<Vec<_>>();
+    let cases =
+        workers.iter().map(|&workers| sizes(workers).iter().map(|(_, hashes)| hashes.len()).sum::<usize>() + 1).sum();
+    for workers in workers {
         for &(bits, hashes) in sizes(workers) {
             for &hash in hashes {
                 case(options, report, cases, (workers, bits, hash, Emit::Final));

@@ -78,6 +78,12 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// Numbers of workers above two that this process has a core each for: 4, 8 and 16 at most.
+pub fn wide() -> impl Iterator<Item = usize> {
+    let cores = cores();
+    [4, 8, 16].into_iter().filter(move |workers| *workers <= cores)
+}
+
 /// The name of the CPU; null where the system does not tell.
 #[must_use]
 pub fn cpu() -> Value {

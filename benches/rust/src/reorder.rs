@@ -102,8 +102,7 @@ fn shapes(quick: bool) -> Vec<(Shape, usize)> {
             shapes.push((Shape::new(2, cost, batch), PEERS.len()));
         }
     }
-    let more = [4, 8, 16].into_iter().filter(|threads| *threads <= machine::cores());
-    for threads in std::iter::once(1).chain(more) {
+    for threads in std::iter::once(1).chain(machine::wide()) {
         for cost in [0, 100, 1_000, 10_000] {
             shapes.push((Shape::new(threads, cost, 1), 3));
         }
