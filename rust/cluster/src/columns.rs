@@ -3,7 +3,7 @@
 //! Both ends count rows and keep a CRC-32 over all bytes, compared at the end. The decoder takes
 //! any cut of the stream, so a large batch may span frames; what fits in one frame is not copied.
 //! What is of no whole batch yet is at most [`UNFINISHED_BYTES`]: a sender that announces more, or never
-//! ends a batch, takes no more memory than that. The encoder cuts a batch that would be longer.
+//! ends a batch, takes no more memory than that. The encoder cuts a batch that would be longer, in bytes or in rows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,6 +12,7 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{Schema, SchemaRef};
+use penstock_plan::{BATCH_ROWS, limited};
 
 use crate::error::ClusterError;
 use crate::message::StreamEnd;
@@ -40,7 +41,7 @@ impl Encoder {
     }
 
     pub(crate) fn push(&mut self, session: &mut Session, batch: &RecordBatch) -> Result<(), ClusterError> {
-        if batch.num_rows() > 1 && size(batch) > BATCH_BYTES {
+        if batch.num_rows() > 1 && (size(batch) > BATCH_BYTES || batch.num_rows() > BATCH_ROWS) {
             let half = batch.num_rows() / 2;
             self.push(session, &batch.slice(0, half))?;
             return self.push(session, &batch.slice(half, batch.num_rows() - half));
@@ -106,7 +107,7 @@ impl Decoder {
                 let before = buffer.len();
                 let batch = inner.decode(&mut buffer)?;
                 *unfinished = if batch.is_some() { 0 } else { *unfinished + before - buffer.len() };
-                batches.extend(batch);
+                batches.extend(batch.map(limited).transpose()?);
             }
             Ok::<(), arrow_schema::ArrowError>(())
         }));

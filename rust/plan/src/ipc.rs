@@ -2,7 +2,8 @@
 //!
 //! Invariant: whatever the bytes are, reading them ends with rows or an error, and takes no memory beyond them: Arrow's decoder slices
 //! what is there, where its reader believes announced lengths. The decoder checks what it reads, yet it is written for honest input: it
-//! panics where offsets point nowhere, which is one more way to be malformed here.
+//! panics where offsets point nowhere, which is one more way to be malformed here. A batch has at most [`BATCH_ROWS`] rows: columns that take no
+//! bytes, of nulls or none at all, would have any number of them for nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,6 +11,9 @@ use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, SchemaRef};
+
+/// Most rows of a batch that comes from elsewhere: what Spark's own have at most.
+pub const BATCH_ROWS: usize = i32::MAX as usize;
 
 const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
@@ -26,7 +30,19 @@ pub(crate) fn batch(bytes: &[u8]) -> Result<Option<RecordBatch>, ArrowError> {
 /// # Errors
 /// What is wrong with it, in Arrow's words; nothing where the bytes end before a batch.
 pub fn read_batch(bytes: impl Into<Buffer>) -> Result<Option<RecordBatch>, ArrowError> {
-    guarded(bytes.into(), |decoder, buffer| decoder.decode(buffer))
+    let batch = guarded(bytes.into(), |decoder, buffer| decoder.decode(buffer))?;
+    batch.map(limited).transpose()
+}
+
+/// A batch of no more rows than [`BATCH_ROWS`].
+///
+/// # Errors
+/// How many rows it says it has.
+pub fn limited(batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
+    match batch.num_rows() {
+        0..=BATCH_ROWS => Ok(batch),
+        rows => Err(ArrowError::IpcError(format!("a batch of {rows} rows, at most {BATCH_ROWS} are read"))),
+    }
 }
 
 /// The schema that a stream begins with.
@@ -68,8 +84,25 @@ mod tests {
     use crate::FlowBlock;
     use crate::spec::{schema_from_text, schema_to_text};
     use arrow_array::{ArrayRef, Int64Array, StringArray};
+    use arrow_schema::Schema;
     use penstock_dataflow::Wire;
     use std::sync::Arc;
+
+    #[test]
+    fn rows_that_take_no_bytes_are_limited() {
+        use arrow_array::RecordBatchOptions;
+        use arrow_ipc::writer::StreamWriter;
+        let written = |rows: usize| {
+            let options = RecordBatchOptions::new().with_row_count(Some(rows));
+            let batch = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), Vec::new(), &options).unwrap();
+            let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+            writer.write(&batch).unwrap();
+            writer.into_inner().unwrap()
+        };
+        assert_eq!(read_batch(written(BATCH_ROWS)).unwrap().unwrap().num_rows(), BATCH_ROWS);
+        let refused = read_batch(written(BATCH_ROWS + 1)).unwrap_err().to_string();
+        assert!(refused.contains("a batch of 2147483648 rows, at most 2147483647 are read"), "{refused}");
+    }
 
     /// Found by fuzzing: buffers that begin behind the end of the message panicked in the worker that took the block.
     #[test]

@@ -59,7 +59,7 @@ pub use content::Content;
 pub use error::{OpError, PlanError, StateFault, StepName};
 pub use foreign::MapCall;
 pub use hash::{NULL_HASH, hash_bytes, hash_columns, hash_int};
-pub use ipc::read_batch;
+pub use ipc::{BATCH_ROWS, limited, read_batch};
 pub use join::{Join, Joined};
 pub use kept::{Kept, KeptError};
 pub use keyed::{KeyedKind, KeyedSpec};
