@@ -426,12 +426,19 @@ impl Aggregator {
         self.spec.kind != Kind::Rows
     }
 
-    /// The output column of all `records`, whose accumulator begins at word `at`.
-    pub(crate) fn finish(&self, records: &Records, at: usize, step: &StepName) -> Result<ArrayRef, OpError> {
-        let overflow = || OpError::Overflow {
+    /// The output column of all `records`, whose accumulator begins at word `at`. `key` has the key of a record in words.
+    pub(crate) fn finish(
+        &self,
+        records: &Records,
+        at: usize,
+        step: &StepName,
+        key: impl Fn(usize) -> Option<String>,
+    ) -> Result<ArrayRef, OpError> {
+        let overflow = |record| OpError::Overflow {
             step: step.clone(),
             column: self.spec.name.clone(),
             data_type: self.spec.output.to_string(),
+            key: key(record),
         };
         let n = || records.column(at);
         let value = || records.column(at + 1);
@@ -484,17 +491,17 @@ impl Aggregator {
             }
             Kind::Rows | Kind::Valid => Arc::new(Int64Array::new(n().map(|n| n as i64).collect(), None)),
             Kind::Int { unsigned: false } => {
-                let sums: Option<Vec<i64>> = wide().map(|sum| i64::try_from(sum).ok()).collect();
-                Arc::new(Int64Array::new(sums.ok_or_else(overflow)?.into(), nulls()))
+                let sums = wide().enumerate().map(|(at, sum)| i64::try_from(sum).map_err(|_| overflow(at)));
+                Arc::new(Int64Array::new(sums.collect::<Result<_, _>>()?, nulls()))
             }
             Kind::Int { unsigned: true } => {
-                let sums: Option<Vec<u64>> = wide().map(|sum| u64::try_from(sum).ok()).collect();
-                Arc::new(UInt64Array::new(sums.ok_or_else(overflow)?.into(), nulls()))
+                let sums = wide().enumerate().map(|(at, sum)| u64::try_from(sum).map_err(|_| overflow(at)));
+                Arc::new(UInt64Array::new(sums.collect::<Result<_, _>>()?, nulls()))
             }
             Kind::Decimal => {
                 let limit = 10i128.pow(38);
-                if wide().any(|sum| !(-limit < sum && sum < limit)) {
-                    return Err(overflow());
+                if let Some(at) = wide().position(|sum| !(-limit < sum && sum < limit)) {
+                    return Err(overflow(at));
                 }
                 let array = Decimal128Array::new(wide().collect(), nulls());
                 Arc::new(array.with_data_type(self.spec.output.clone()))

@@ -16,6 +16,8 @@ use arrow_row::{RowConverter, SortField};
 use arrow_schema::{ArrowError, DataType, TimeUnit};
 use arrow_select::take::take;
 
+use crate::bytes::ByteColumn;
+
 /// A column's codes and its nulls; codes under a null are arbitrary.
 pub(crate) struct Codes {
     pub(crate) values: ScalarBuffer<i64>,
@@ -100,6 +102,21 @@ pub(crate) fn plain(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
         Some(dictionary) => take(dictionary.values(), dictionary.keys(), None),
         None => Ok(Arc::clone(array)),
     }
+}
+
+/// A row of some columns in words, such as `user = 7, page = "home"`.
+pub(crate) fn in_words<'a>(columns: impl Iterator<Item = (&'a str, &'a ArrayRef)>, row: usize) -> String {
+    let words = columns.map(|(name, column)| {
+        let value = plain(&column.slice(row, 1)).ok();
+        let value = value.map(|value| match (ByteColumn::of(&value), codes(&value)) {
+            _ if value.is_null(0) => "null".into(),
+            (Some(text), _) => format!("{:?}", String::from_utf8_lossy(text.get(0))),
+            (None, Some(codes)) => codes.values[0].to_string(),
+            (None, None) => format!("{value:?}").split_whitespace().collect::<Vec<_>>().join(" "),
+        });
+        format!("{name} = {}", value.unwrap_or_default())
+    });
+    words.collect::<Vec<_>>().join(", ")
 }
 
 /// Whether a type, or one that it is made of, is like this.

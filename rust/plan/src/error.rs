@@ -295,7 +295,8 @@ pub enum PlanError {
 pub enum OpError {
     /// The value of a sum does not fit its column's type.
     #[error(
-        "{step}: the sum in column '{column}' overflows {data_type}; make the column decimal(38, 0) or double before"
+        "{step}: the sum in column '{column}'{} overflows {data_type}; make the column decimal(38, 0) or double before",
+        key.iter().map(|key| format!(" of {key}")).collect::<String>()
     )]
     Overflow {
         /// The step.
@@ -304,6 +305,8 @@ pub enum OpError {
         column: String,
         /// Its type.
         data_type: String,
+        /// The key whose sum it is, in words; none where there is no key, or no row of the output yet.
+        key: Option<String>,
     },
     /// The distinct values of one key are too many to be kept.
     #[error(

@@ -152,7 +152,7 @@ impl GroupBy {
         let (step, column) = (self.step.clone(), spec.name.clone());
         match spec.kind {
             Kind::Set { .. } => OpError::TooManyDistinct { step, column },
-            _ => OpError::Overflow { step, column, data_type: spec.output.to_string() },
+            _ => OpError::Overflow { step, column, data_type: spec.output.to_string(), key: None },
         }
     }
 
@@ -289,10 +289,13 @@ impl GroupBy {
                     .expect("two columns"),
             });
         }
-        columns.extend(self.codec.decode(&self.records)?);
-        for (aggregator, (_, at)) in self.aggregators.iter().zip(self.shape.accs()) {
-            columns.push(aggregator.finish(&self.records, at, &self.step)?);
-        }
+        let keys = self.codec.decode(&self.records)?;
+        let names = self.schema.fields()[columns.len()..].iter().map(|field| field.name().as_str());
+        let key = |row| (!keys.is_empty()).then(|| column::in_words(names.clone().zip(&keys), row));
+        let all = self.aggregators.iter().zip(self.shape.accs());
+        let aggregates = all.map(|(aggregator, (_, at))| aggregator.finish(&self.records, at, &self.step, key));
+        let aggregates = aggregates.collect::<Result<Vec<_>, _>>()?;
+        columns.extend(keys.iter().cloned().chain(aggregates));
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)?)
     }

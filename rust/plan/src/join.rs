@@ -50,8 +50,7 @@ use penstock_bins::SAMPLE;
 use self::bytes::{Bytes, Longs};
 use self::sides::Own;
 pub(crate) use self::sides::{Rules, Sides};
-use crate::bytes::ByteColumn;
-use crate::column::{EventTime, codes, plain};
+use crate::column::{EventTime, in_words, plain};
 use crate::common::{self, Borrowed, Shared};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
@@ -110,6 +109,11 @@ impl Joined {
     /// Columns of rows in state.
     pub(crate) fn schema(&self) -> SchemaRef {
         Arc::new(self.routed.project(&self.kept).expect("columns that it has"))
+    }
+
+    /// The key of a row in words.
+    fn said(&self, batch: &RecordBatch, row: usize) -> String {
+        in_words(self.on.iter().map(|&at| (self.routed.field(at).name().as_str(), batch.column(at))), row)
     }
 
     /// Places of the keys in state.
@@ -502,20 +506,6 @@ impl Half {
     }
 }
 
-/// The key of a row in words.
-fn said(side: &Joined, batch: &RecordBatch, row: usize) -> String {
-    let one = |at: &usize| {
-        let value = plain(&batch.column(*at).slice(row, 1)).ok();
-        let value = value.map(|value| match (ByteColumn::of(&value), codes(&value)) {
-            (Some(text), _) => format!("{:?}", String::from_utf8_lossy(text.get(0))),
-            (None, Some(codes)) => codes.values[0].to_string(),
-            (None, None) => format!("{value:?}").split_whitespace().collect::<Vec<_>>().join(" "),
-        });
-        format!("{} = {}", side.routed.field(*at).name(), value.unwrap_or_default())
-    };
-    side.on.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
 impl JoinOp {
     /// For each row the last time at which one can meet it; where it says none, the last there is before the end.
     fn lasts(&self, until: &EventTime, batch: &RecordBatch) -> Result<Vec<i64>, OpError> {
@@ -787,7 +777,7 @@ impl JoinOp {
                 Own::Told => {}
                 Own::Alone => alone.push(row as u32),
                 Own::Twice => {
-                    let (step, key) = (self.step.clone(), said(&self.halves[side].side, batch, row));
+                    let (step, key) = (self.step.clone(), self.halves[side].side.said(batch, row));
                     return Err(OpError::Twice { step, key, row });
                 }
             }

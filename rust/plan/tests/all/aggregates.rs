@@ -539,6 +539,10 @@ proptest! {
 }
 
 fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
+    sums_by(schema, &[], column)
+}
+
+fn sums_by(schema: SchemaRef, keys: &[&str], column: &str) -> PlanSpec {
     let aggs = vec![AggSpec {
         name: "total".into(),
         function: "sum".into(),
@@ -553,7 +557,10 @@ fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
         order_by: vec![],
         idle_after_ms: None,
     };
-    PlanSpec::line(source, vec![StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None }])
+    let columns = keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let key_by = (!keys.is_empty()).then_some(StepSpec::KeyBy { columns, nulls: Nulls::Group });
+    let agg = StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None };
+    PlanSpec::line(source, key_by.into_iter().chain([agg]).collect())
 }
 
 #[test]
@@ -567,13 +574,34 @@ fn a_sum_overflows_by_its_value_not_its_order() {
     assert_eq!(cluster.take().0, [[Cell::Int(i64::MAX.into())]]);
     cluster.feed(0, batch(vec![1])).unwrap();
     match cluster.close(1) {
-        Err(OpError::Overflow { step, column, data_type }) => {
+        Err(OpError::Overflow { step, column, data_type, key: None }) => {
             assert_eq!(
                 (step.to_string().as_str(), column.as_str(), data_type.as_str()),
                 ("step 0 (agg)", "total", "Int64")
             );
         }
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_sum_that_overflows_says_whose_it_is() {
+    let columns = |user: i64, page: Option<&str>, x: i64| {
+        let columns: [(&str, ArrayRef); 3] = [
+            ("user", Arc::new(Int64Array::from(vec![1, user]))),
+            ("page", Arc::new(StringArray::from(vec![Some("a"), page]))),
+            ("x", Arc::new(Int64Array::from(vec![1, x]))),
+        ];
+        RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true))).unwrap()
+    };
+    for (page, says) in [(Some("home"), "user = 7, page = \"home\""), (None, "user = 7, page = null")] {
+        let batch = columns(7, page, i64::MAX);
+        let mut cluster = Cluster::new(sums_by(batch.schema(), &["user", "page"], "x"), 2, 1);
+        cluster.feed(0, batch.clone()).unwrap();
+        cluster.feed(0, batch).unwrap();
+        let error = cluster.close(0).unwrap_err().to_string();
+        let begins = format!("step 1 (agg): the sum in column 'total' of {says} overflows Int64; ");
+        assert!(error.starts_with(&begins), "{error}");
     }
 }
 
