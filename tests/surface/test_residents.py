@@ -303,6 +303,33 @@ def test_when_the_first_attempt_dies_the_second_does_not_keep_the_place(engine: 
     assert len({job.group for job in engine.context.jobs}) == 2, "cancelling one job must not hit the next"
 
 
+def test_a_member_that_was_told_to_go_and_does_not_is_cancelled(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process is still busy with a function of a user's: Spark would have no slot for others as long as that is."""
+    monkeypatch.setattr(engine.residents, "_silence", 0.2)
+    first, [job] = engine.serving, engine.context.jobs
+    # The process as it is when its function never ends: it is there, and takes nothing from the job.
+    monkeypatch.setattr(Job, "_wait", lambda job, process: None)
+    monkeypatch.setattr(sys.modules[__name__], "ATTEMPT", ATTEMPT + "import time\ntime.sleep(3600)\n")
+    job.end("its process has gone")
+    wait_for(lambda: first.lost is not None and engine.residents.complete, what="the replacement, which hangs")
+    hung = engine.context.jobs[-1]
+    engine.residents._retire({"slot": 0})
+    wait_for(lambda: hung.over.is_set(), what="the end of its job")
+    assert engine.context.cancelled == [hung.group]
+    assert "it was told to go 0.2 s ago, and still holds its task slot" in caplog.text
+
+
+def test_a_member_that_goes_when_it_is_told_is_not_cancelled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.residents, "_silence", 30.0)
+    [job] = engine.context.jobs
+    engine.residents._retire({"slot": 0})
+    wait_for(lambda: job.over.is_set(), what="the end of its job")
+    assert job.said == ["returned dismissed: it is not needed any more"]
+    assert engine.context.cancelled == []
+
+
 def test_a_second_attempt_that_cannot_join_does_not_end_the_first(engine: Engine) -> None:
     """Nor does one that comes while the registry cannot be reached."""
     first, [job] = engine.serving, engine.context.jobs

@@ -526,9 +526,25 @@ class Residents:
         member = seat.member
         if member is not None:
             self._hub.dismiss(member, _REASONS["Unneeded"])
-        # Nobody serves it yet, so its job waits for a task slot; or who serves it, or waits beside, hears of nothing.
-        if not self._closing.is_set() and (member is None or member.lost is not None or seat.spares):
+        if self._closing.is_set():
+            return
+        if member is None or member.lost is not None or seat.spares:
+            # Nobody serves it yet, and its job waits for a task slot; or who serves or waits beside hears of nothing.
             self._cancel_aside(seat)
+            return
+        name = f"penstock-end-{self._name}-{seat.slot}"
+        threading.Thread(target=self._expect_end, args=(seat,), name=name, daemon=True).start()
+
+    def _expect_end(self, seat: _Resident) -> None:
+        """Cancel the job of a member that was told to go and has not: a function that hangs keeps its process."""
+        self._join(seat, self._silence)
+        if seat.thread is None or not seat.thread.is_alive() or self._closing.is_set():
+            return
+        tell(
+            log, logging.WARNING, "member cancelled", engine=self._name, resident=seat.slot,
+            reason=f"it was told to go {self._silence:g} s ago, and still holds its task slot",
+        )  # fmt: skip
+        self._cancel(seat.group)
 
     def _dismiss(self, facts: Mapping[str, Any]) -> None:
         """Send a member away."""
