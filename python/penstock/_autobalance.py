@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._durations import Timeout, parse_timeout
 from penstock._loads import Loads
 from penstock._migration import parse_tolerance
+from penstock._options import yes_or_no
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
@@ -145,7 +146,8 @@ class Rules:
             if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
                 raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
         span = None if workers is None else (workers[0], workers[1])
-        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, span, bool(dry_run), by)
+        yes_or_no(dry_run, "dry_run")
+        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, span, dry_run, by)
 
 
 @dataclass(frozen=True)

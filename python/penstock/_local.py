@@ -55,6 +55,7 @@ from penstock._migration import (
     parse_tolerance,
     steps,
 )
+from penstock._options import yes_or_no
 from penstock._parts import Bins, Part, Parts
 from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
@@ -290,7 +291,7 @@ class LocalSession:
             check_processes(processes, f"processes={processes!r}", workers)
         if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
             raise ConfigError(f"bits={bits!r} must be an int from 0 to 20: the state is cut into 2 ** bits bins")
-        _yes_or_no(streaming, "streaming")
+        yes_or_no(streaming, "streaming")
         from penstock import _native
 
         kinds = Kinds.of(flow._check(streaming))
@@ -865,7 +866,7 @@ def _check(
 ) -> None:
     _at_least_one(workers, "workers", MOST_WORKERS)
     _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
-    _yes_or_no(streaming, "streaming")
+    yes_or_no(streaming, "streaming")
     if processes is not None:
         check_processes(processes, f"processes={processes!r}", workers)
     # Compiles the flow, so that mistakes show at the call.
@@ -1134,8 +1135,3 @@ def _progress() -> Progress:
 def _at_least_one(value: int, name: str, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}")
-
-
-def _yes_or_no(value: bool, name: str) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r} must be True or False")

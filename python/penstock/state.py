@@ -31,6 +31,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
+from penstock._options import yes_or_no
 from penstock._storage import OWN_FOLDER, Storage, below, open_storage
 from penstock.errors import ConfigError, StateError, StorageError
 
@@ -95,6 +96,7 @@ def read(
     import pyarrow as pa
 
     _check_limit(limit)
+    yes_or_no(unpickle, "unpickle")
     found = _open(checkpoint)
     manifest = found.manifest(batch)
     schema, blocks = _rows(found, manifest, found.operator(manifest, operator), unpickle)

@@ -11,6 +11,7 @@ from penstock._aggregates import Aggregate
 from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase, side_step
 from penstock._flow.text import encode, function_name, missing, names_of, one_of
+from penstock._options import yes_or_no
 from penstock._schema import to_arrow
 from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError, SchemaError
@@ -441,6 +442,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only("top")
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_RANKS:
             raise ConfigError(f"top({n!r}): the number of ranks must be an int from 1 to {_MOST_RANKS}")
+        yes_or_no(descending, "top descending")
         self._no_sessions("top")
         self._require([by], "top by")
         columns = self._columns
@@ -461,7 +463,7 @@ class KeyedSteps(FlowBase):
         if self._keys is not None:
             raise PlanError(f"top does not use key_by({', '.join(self._keys)}); name the groups with per=")
         named = self._named("top", "top", name)
-        step = {"op": "top", "n": n, "by": by, "descending": bool(descending), "per": group, **named}
+        step = {"op": "top", "n": n, "by": by, "descending": descending, "per": group, **named}
         shape = self._shape if self._window is None else None
         return self._with(step, columns, shape=shape)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._flow.base import FlowBase
+from penstock._options import yes_or_no
 
 if TYPE_CHECKING:
     from penstock._local import BatchSink, LateSink, LocalResults, LocalSession, RunSummary, SideSinks
@@ -280,4 +281,4 @@ class Running(FlowBase):
         """
         from penstock.spark._tasks.partitions import map_in_arrow
 
-        return map_in_arrow(self, per_partition)
+        return map_in_arrow(self, yes_or_no(per_partition, "map_in_arrow per_partition"))

@@ -11,6 +11,7 @@ from penstock._bounds import OnFailure, parse_bounds
 from penstock._flow.base import Around, FlowBase, restore, side_step
 from penstock._flow.graph import Source
 from penstock._flow.text import encode, function_name, to_text
+from penstock._options import yes_or_no
 from penstock._schema import to_arrow
 from penstock.errors import ConfigError, PlanError, SchemaError
 
@@ -153,8 +154,7 @@ class StatelessSteps(FlowBase):
         """
         if not callable(f):
             raise ConfigError(f"flat_map({f!r}): give a function from {'a row' if rows else 'a batch'} to an iterable")
-        if not isinstance(rows, bool):
-            raise ConfigError(f"flat_map rows={rows!r} must be True or False")
+        yes_or_no(rows, "flat_map rows")
         self._no_keys("flat_map")
         shape = to_arrow(schema, "flat_map schema") if schema is not None else self._here()
         label = name or function_name(f)

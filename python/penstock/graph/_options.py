@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock import _cpus
+from penstock._options import yes_or_no
 from penstock.errors import ConfigError
 
 __all__ = ["MOST", "Options", "Progress", "whole"]
@@ -67,6 +68,7 @@ class Options:
         whole("batches", self.batches)
         whole("batch_size", self.batch_size)
         whole("batch_rows", self.batch_rows, 1 << 24)
+        yes_or_no(self.in_order, "in_order")
 
     @property
     def threads(self) -> int:

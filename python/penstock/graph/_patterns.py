@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
+from penstock._options import yes_or_no
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, is_spark
 from penstock.graph._index import Index
@@ -182,6 +183,8 @@ def cliques(
     """
     if orientation not in ("degree", "degeneracy"):
         raise ConfigError(f'orientation={orientation!r} must be "degree" or "degeneracy"')
+    yes_or_no(directed, "directed")
+    yes_or_no(count, "count")
     text, order = clique(size)
     options = Options(workers, batches, batch_size, batch_rows, in_order)
     shape: Literal["forward", "degree", "degeneracy"] = "forward" if directed else orientation
@@ -274,6 +277,7 @@ def match(
         raise ConfigError(
             f"a pattern is text, not {type(pattern).__name__}; penstock.graph.pattern writes it from parts"
         )
+    yes_or_no(count, "count")
     _native.graph_pattern(pattern)
     if not isinstance(relations, Mapping):
         raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock._coroutines import require_plain
+from penstock._options import yes_or_no
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def map_batches(f: Callable[[Any], Any], *, same_length: bool = False, name: str
     >>> list(ordered.Pipeline([ordered.map_batches(lambda xs: [x + 1 for x in xs])]).run([1, 2, 3]))
     [2, 3, 4]
     """
-    return _step("map_batches", f, name, same_length=bool(same_length))
+    return _step("map_batches", f, name, same_length=yes_or_no(same_length, "map_batches same_length"))
 
 
 def partitioned(
@@ -221,6 +222,7 @@ def partitioned(
         by = tuple(key) if isinstance(key, (list, tuple)) else ()
         if not by or not all(isinstance(column, str) for column in by):
             raise ConfigError(f"partitioned: key must be a function, a column name or several, got {key!r}")
+    yes_or_no(batches, "partitioned batches")
     if callable(by) and (columns is not None or batches):
         raise ConfigError("partitioned: columns= and batches= need keys that are columns, such as key='user'")
     if batches and columns is not None:
@@ -238,7 +240,7 @@ def partitioned(
         initial=initial,
         finish=finish,
         columns=None if columns is None else tuple(columns),
-        batches=bool(batches),
+        batches=batches,
         schema=_schema(schema, "partitioned schema"),
         partitions=partitions,
     )

@@ -36,6 +36,7 @@ from penstock._figures import (
     to_table,
 )
 from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
+from penstock._options import yes_or_no
 from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
@@ -194,8 +195,7 @@ class Engine:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
         _require_text("name", name)
         for label, choice in (("takeover", takeover), ("retry_sink", retry_sink)):
-            if not isinstance(choice, bool):
-                raise ConfigError(f"{label}={choice!r} must be True or False")
+            yes_or_no(choice, label)
         self._secret = Secret.random(tls)
         self._durable = {"keep": keep, "takeover": takeover, "retry_sink": retry_sink}
         self._start_timeout = parse_timeout(start_timeout, "start_timeout")

@@ -24,6 +24,7 @@ from penstock._coroutines import require_plain
 from penstock._durations import Timeout
 from penstock._functions.calls import user_error
 from penstock._functions.short import short
+from penstock._options import yes_or_no
 from penstock._resume import guarded
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError
@@ -94,11 +95,12 @@ def ordered(
     [{'id': [2, 4]}]
     >>> df.mapInArrow(twice, twice.ddl)  # doctest: +SKIP
     """
+    yes_or_no(rows, "ordered rows")
     run = _Run.of("ordered", f, workers, in_flight, mode, chunk, timeout)
     if schema is None and rows:
         raise SchemaError("ordered needs the schema of the rows that come out, for example schema='id bigint'")
     gives = None if schema is None else spark_types(to_arrow(schema))
-    return OrderedFunction(run, gives, bool(rows))
+    return OrderedFunction(run, gives, rows)
 
 
 def ordered_partitions(
