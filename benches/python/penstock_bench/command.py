@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.common import UsageError
 from penstock.errors import ConfigError
+from penstock_bench import machine
 from penstock_bench.catalogue import BENCHES, find
 from penstock_bench.measure import Emit, Line, Options
 
@@ -44,6 +45,10 @@ def bench(
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help="Time for the whole bench; at least three repeats are made.")
     ] = None,
+    cores: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"CPUs to use, {machine.CORES} by default; from 4 on some have more workers."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the benches.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run all benches (about an hour and a half).")] = False,
@@ -64,6 +69,8 @@ def bench(
     """
     if seconds is not None and not 0 < seconds <= _MOST_S:
         raise UsageError(f"--seconds {seconds:g}: a number above 0, at most {_MOST_S:g}")
+    if cores is not None and not 1 <= cores <= machine.cores():
+        raise UsageError(f"--cores {cores}: from 1 to {machine.cores()}, which this process may use")
     if again and not every:
         raise UsageError("--again goes with --all; one bench that is named is always measured")
     if name is not None and every:
@@ -77,7 +84,9 @@ def bench(
             )
     if full and (quick or every):
         raise UsageError("--full goes with one bench that is named, without --quick")
-    options = Options(quick, seconds, full)
+    if every and cores is not None:
+        raise UsageError("--cores goes with one bench that is named")
+    options = Options(quick, seconds, full, cores or machine.CORES)
     if every:
         _all(recorded, options, again, as_json)
     elif listed or name is None:

@@ -60,11 +60,14 @@ class Options:
         Budget of the whole bench; None leaves it to the bench.
     full : bool
         Larger cases, too.
+    cores : int
+        CPUs that it may use.
     """
 
     quick: bool = False
     seconds: float | None = None
     full: bool = False
+    cores: int = machine.CORES
     begun: float = field(default_factory=time.monotonic, compare=False)
 
     def left(self) -> float:

@@ -163,19 +163,27 @@ def write_page(folder: Path) -> None:
 
 def page(results: dict[str, list[Line]], pictures: Collection[str] = ()) -> str:
     """The page as Markdown, benches in the order of the catalogue; `pictures`: those with one beside it."""
-    parts = [_HEAD, _targets([line for lines in results.values() for line in lines])]
+    parts = [_HEAD, _targets({bench: lines for bench, lines in results.items() if lines})]
+    missing = [bench.name for bench in BENCHES if not results.get(bench.name)]
     for bench in BENCHES:
-        lines = results.get(bench.name, [])
+        if bench.name in missing:
+            continue
+        lines = results[bench.name]
         parts.append(f"## {bench.name}\n\n{bench.summary[0].upper()}{bench.summary[1:]}.\n")
-        if bench.name in pictures and lines:
+        if bench.name in pictures:
             parts.append(f"![{bench.summary}]({bench.name}.svg)\n")
-        parts.append(_bench(lines) if lines else "Not recorded.\n")
+        parts.append(_bench(lines))
+    if missing:
+        parts.append(f"Not recorded here: {', '.join(missing)}.\n")
     return "\n".join(parts)
 
 
-def _targets(lines: Sequence[Line]) -> str:
+def _targets(results: dict[str, list[Line]]) -> str:
+    lines = [line for lines in results.values() for line in lines]
     rows = []
     for target in TARGETS:
+        if target.bench and target.bench not in results:
+            continue
         covered = [line for line in lines if target.covers(line)]
         verdict = target.verdict(covered)
         values = [value for line in covered if (value := target.value(line)) is not None]

@@ -63,7 +63,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
     """
     if bench.kind == "spark" and importlib.util.find_spec("pyspark") is None:
         raise ConfigError(f"{bench.name} needs Spark: pip install 'penstock[spark]'")
-    with machine.pinned() as cpus:
+    with machine.pinned(options.cores) as cpus:
         about = _about() | {"pinned": cpus}
         if bench.kind != "core" and about["commit"] is not None and not _module_is_of_this_code():
             tell("the native module was built from other code than that of this checkout: make release, then again")
