@@ -409,10 +409,11 @@ impl Contents {
     ///
     /// # Errors
     /// The name of one of that batch that cannot be read, unless it is of an older generation than one that can: taking an older attempt
-    /// instead could take one that was not committed.
+    /// instead could take one that was not committed. Nor does one matter that is of the generation that serves, and as final as that: it is
+    /// what a try left behind to write the same.
     pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
         let mut best: Option<&Manifest> = None;
-        let mut unreadable: Option<(u64, &String, &FormatError)> = None;
+        let mut unreadable: Vec<(u64, bool, &String, &FormatError)> = Vec::new();
         let prefix = format!("manifest-{batch:020}-");
         for (name, read) in &self.manifests {
             match read {
@@ -425,18 +426,20 @@ impl Contents {
                 Err(error) if name.starts_with(&prefix) => {
                     // `...-GENERATION-NONCE`; of what nobody writes so, it may be the newest.
                     let generation = name.rsplit('-').nth(1).and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
-                    if unreadable.is_none_or(|(newest, ..)| newest < generation) {
-                        unreadable = Some((generation, name, error));
-                    }
+                    let finished = name[prefix.len()..].starts_with("finished-");
+                    unreadable.push((generation, finished, name, error));
                 }
                 _ => {}
             }
         }
-        match unreadable {
-            Some((generation, name, error)) if best.is_none_or(|best| best.generation <= generation) => {
-                Err((name.clone(), error.clone()))
-            }
-            _ => Ok(best),
+        let serves = best.map(|best| (best.generation, best.finished));
+        let hides = |(generation, finished): (u64, bool)| {
+            serves.is_none_or(|serves| serves.0 < generation || (serves.0 == generation && serves.1 != finished))
+        };
+        let hiding = unreadable.into_iter().filter(|one| hides((one.0, one.1))).max_by_key(|one| one.0);
+        match hiding {
+            Some((_, _, name, error)) => Err((name.clone(), error.clone())),
+            None => Ok(best),
         }
     }
 
@@ -581,7 +584,14 @@ mod tests {
         let older = (manifest(4, 1, 3).name(), Err(FormatError::Length { found: 0, expected: 22 }));
         contents.manifests.push(older);
         assert_eq!(contents.serving(4), Ok(Some(&all[2])), "an attempt before it came to nothing");
-        let damaged = Manifest { nonce: 8, ..manifest(4, 2, 12) }.name();
+        let tried = Manifest { nonce: 8, ..manifest(4, 2, 12) }.name();
+        contents.manifests.push((tried, Err(FormatError::Foreign)));
+        assert_eq!(contents.serving(4), Ok(Some(&all[2])), "a try of the same attempt");
+        let end = Manifest { finished: true, ..manifest(4, 2, 12) }.name();
+        contents.manifests.push((end.clone(), Err(FormatError::Foreign)));
+        assert_eq!(contents.serving(4), Err((end, FormatError::Foreign)), "the input may have ended");
+        contents.manifests.pop();
+        let damaged = manifest(4, 2, 13).name();
         contents.manifests.push((damaged.clone(), Err(FormatError::Foreign)));
         assert_eq!(contents.serving(4), Err((damaged, FormatError::Foreign)));
         assert!(contents.serving(5).is_ok(), "of another batch");

@@ -127,7 +127,7 @@ impl Query {
         let Some(call) = self.call.take() else { return };
         self.forget_questions();
         // Nothing was asked of the workers before the release, and nothing is under way behind it.
-        if !matches!(call.phase, Phase::Serving(_) | Phase::Feeding { .. } | Phase::FeedFailed { .. })
+        if !matches!(call.phase, Phase::Claiming | Phase::Serving(_) | Phase::Feeding { .. } | Phase::FeedFailed { .. })
             && self.status == Status::Running
         {
             self.broke(&error.to_string(), view);

@@ -97,7 +97,9 @@ impl Query {
             }
             _ => {}
         }
-        if let Some(epoch) = self.uncommitted.filter(|epoch| Some(*epoch) > committed) {
+        // Another engine's sink may have been called with it.
+        let noted = self.shown.map(|(epoch, _)| epoch).filter(|_| self.note.is_some());
+        if let Some(epoch) = self.uncommitted.max(noted).filter(|epoch| Some(*epoch) > committed) {
             return self.fail(EngineError::Uncommitted { epoch }, view);
         }
         match (known, committed) {
@@ -311,6 +313,10 @@ impl Query {
                 }
                 _ => Err(EngineError::Finished { after: before, asked: epoch }),
             };
+        }
+        if what == What::Finish && contents.shown(epoch).is_some() {
+            // The final epoch writes no note: the sink was called with a batch of that number, which Spark has not committed.
+            return Err(EngineError::Uncommitted { epoch });
         }
         self.base = At {
             epoch: Some(before),

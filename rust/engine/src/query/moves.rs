@@ -473,7 +473,9 @@ impl Query {
         let ends = self.frozen.as_ref().is_some_and(|frozen| frozen.finish && frozen.sealing);
         let is_elsewhere = self.program.durable && (!self.is_proven() || self.ungrouped) && !ends;
         let has_nothing = self.frozen.is_none() && self.base.epoch.is_none();
-        let waits = self.call.is_none() && self.rests && (is_elsewhere || has_nothing);
+        // Behind a batch that is committed the next one may not come, either.
+        let rests = self.rests || (self.ungrouped && self.is_proven());
+        let waits = self.call.is_none() && rests && (is_elsewhere || has_nothing);
         if !waits || !self.any_goes(view) {
             return false;
         }
@@ -500,8 +502,9 @@ impl Query {
     /// Between two batches, when members come or go and nothing but Spark's commit of the last one is missing: asks to be told of it.
     pub(super) fn watch(&mut self, view: &mut View<'_>) {
         let Some(Wait::Commit { query, epoch }) = self.unsettled(view.roster) else { return };
-        // What broke is mended at the next batch, or when all are back.
-        if self.watched == Some(epoch) || (self.status == Status::Broken && !view.roster.complete()) {
+        // What broke is mended at the next batch, or when all are back; those who leave wait for neither.
+        let is_mended_later = self.status == Status::Broken && !view.roster.complete() && !self.any_goes(view);
+        if self.watched == Some(epoch) || is_mended_later {
             return;
         }
         self.watched = Some(epoch);

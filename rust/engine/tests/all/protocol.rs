@@ -136,7 +136,9 @@ impl Script {
                 contents.manifests.push((manifest.name(), Ok(*manifest)));
                 (ticket, Stored::Written)
             }
+            Effect::WriteShown { shown, .. } => return contents.shown.push((shown.name(), Ok(shown))),
             Effect::Delete { names, .. } => {
+                contents.shown.retain(|(name, _)| !names.contains(name));
                 contents.claims.retain(|(number, _)| !names.contains(&Claim::name(*number)));
                 contents.manifests.retain(|(name, _)| !names.contains(name));
                 return contents.files.retain(|file| !names.contains(&file.name));
@@ -1365,6 +1367,82 @@ fn a_query_is_not_finished_without_a_batch_whose_results_were_given_up() {
         done.iter().any(|effect| matches!(effect, Effect::Fail { error, .. } if *error == uncommitted)),
         "{done:?}"
     );
+}
+
+/// The driver died in the sink of batch 1: Spark asks for it again, whoever knows of it.
+#[test]
+fn a_query_is_not_finished_without_a_batch_that_another_engine_has_shown() {
+    let uncommitted = EngineError::Uncommitted { epoch: 1 };
+    let refused = |done: &[Effect]| {
+        assert!(done.iter().any(|one| matches!(one, Effect::Fail { error, .. } if *error == uncommitted)), "{done:?}");
+    };
+    let mut script = Script::durable(1);
+    assert!(completes(&script.batch(0), 0));
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    let store = script.store.take();
+    let begun = |store: &Option<Contents>| {
+        let mut script = Script::durable(1);
+        script.store.clone_from(store);
+        script
+    };
+    let mut script = begun(&store);
+    refused(&script.finish(Some(0)));
+    assert!(completes(&script.batch(1), 1));
+    assert!(completes(&script.finish(Some(1)), 2));
+    // Its replay ends early.
+    let mut script = begun(&store);
+    script.hold = vec!["Feed"];
+    script.batch(1);
+    script.hear(Event::Stop { query: QUERY.into() });
+    script.hold.clear();
+    refused(&script.finish(Some(0)));
+    assert!(completes(&script.batch(1), 1));
+    assert!(completes(&script.finish(Some(1)), 2));
+}
+
+#[test]
+fn an_end_that_comes_too_early_breaks_nothing() {
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    let done = script.finish(None);
+    assert!(done.iter().any(|effect| matches!(effect, Effect::Fail { .. })), "{done:?}");
+    let done = script.batch(1);
+    let begun = ["Stop", "Start"].map(String::from);
+    assert!(completes(&done, 1) && !requests(&done).iter().any(|one| begun.contains(one)), "{done:?}");
+}
+
+/// Nobody asks for another batch of it.
+#[test]
+fn workers_that_leave_a_query_at_rest_go_also_where_it_cannot_be_grouped_anew() {
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.hold = vec!["Start"];
+    script.hear(Event::Leaving { member: MemberId(2) });
+    script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "another".into(), executors: 3 });
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    script.done.clear();
+    let at = script.held.iter().position(|(_, member, _)| *member == MemberId(3)).expect("it is to take part");
+    script.fail(at, Kind::User, "no module of that name");
+    let goes = |effect: &Effect| matches!(effect, Effect::RetireResident { slot: 1 });
+    assert!(script.done.iter().any(goes), "{:?}", script.done);
+    (script.hold, script.held) = (Vec::new(), Vec::new());
+    assert!(completes(&script.batch(1), 1));
+}
+
+/// What is broken and has lost a worker for good hears of its commit, too.
+#[test]
+fn workers_that_leave_a_broken_query_at_rest_go_when_its_batch_is_committed() {
+    let mut script = Script::durable(3);
+    assert!(completes(&script.batch(0), 0));
+    script.hear(Event::MemberLost { member: MemberId(3), reason: "its node is gone".into() });
+    script.done.clear();
+    script.hear(Event::Leaving { member: MemberId(2) });
+    assert!(script.done.contains(&Effect::WatchCommit { query: QUERY.into(), epoch: 0 }), "{:?}", script.done);
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    let goes = |effect: &Effect| matches!(effect, Effect::RetireResident { slot: 1 });
+    assert!(script.done.iter().any(goes), "{:?}", script.done);
+    assert!(completes(&script.batch(1), 1));
 }
 
 #[test]
