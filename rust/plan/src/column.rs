@@ -108,11 +108,15 @@ pub(crate) fn plain(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
 pub(crate) fn in_words<'a>(columns: impl Iterator<Item = (&'a str, &'a ArrayRef)>, row: usize) -> String {
     let words = columns.map(|(name, column)| {
         let value = plain(&column.slice(row, 1)).ok();
-        let value = value.map(|value| match (ByteColumn::of(&value), codes(&value)) {
+        let value = value.map(|value| match ByteColumn::of(&value) {
             _ if value.is_null(0) => "null".into(),
-            (Some(text), _) => format!("{:?}", String::from_utf8_lossy(text.get(0))),
-            (None, Some(codes)) => codes.values[0].to_string(),
-            (None, None) => format!("{value:?}").split_whitespace().collect::<Vec<_>>().join(" "),
+            Some(text) => format!("{:?}", String::from_utf8_lossy(text.get(0))),
+            // Arrow's own words: a type, a bracket, and each value in a line.
+            None if !value.data_type().is_nested() => {
+                let shown = format!("{value:?}");
+                shown.lines().nth(2).unwrap_or_default().trim().trim_end_matches(',').to_owned()
+            }
+            None => format!("{value:?}").split_whitespace().collect::<Vec<_>>().join(" "),
         });
         format!("{name} = {}", value.unwrap_or_default())
     });
@@ -329,7 +333,31 @@ impl EventTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::{Date32Array, Float64Array, Int16Array, ListArray, TimestampNanosecondArray, UInt64Array};
+    use arrow_array::{
+        Date32Array, Float64Array, Int16Array, ListArray, StringArray, TimestampNanosecondArray, UInt64Array,
+    };
+
+    #[test]
+    fn a_row_in_words() {
+        let list = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(1), None])]);
+        let columns: [(&str, ArrayRef); 8] = [
+            ("u", Arc::new(UInt64Array::from(vec![u64::MAX]))),
+            ("b", Arc::new(BooleanArray::from(vec![true]))),
+            ("d", Arc::new(Date32Array::from(vec![19_723]))),
+            ("t", Arc::new(TimestampNanosecondArray::from(vec![1_500_000_000]))),
+            ("f", Arc::new(Float64Array::from(vec![-0.5]))),
+            ("s", Arc::new(StringArray::from(vec!["a, b"]))),
+            ("n", Arc::new(Int16Array::from(vec![None]))),
+            ("l", Arc::new(list)),
+        ];
+        let words = in_words(columns.iter().map(|(name, column)| (*name, column)), 0);
+        let (plain, list) = words.split_once(", l = ").unwrap();
+        assert_eq!(
+            plain,
+            "u = 18446744073709551615, b = true, d = 2024-01-01, t = 1970-01-01T00:00:01.500, f = -0.5, s = \"a, b\", n = null"
+        );
+        assert!(list.contains("1, null"), "{list}");
+    }
 
     #[test]
     fn codes_round_trip_with_types_and_nulls() {
