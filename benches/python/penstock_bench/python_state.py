@@ -38,6 +38,8 @@ _GRACE_S = 5.0
 #: What would take a quick bench over its time.
 _SLOWEST = ("transformWithStateInPandas",)
 _WARM_KEYS = 200
+#: Small batches before the first that counts: the JVM compiles for many, and a large one of a peer takes a minute.
+_WARM, _WARM_QUICK = 8, 1
 
 
 def run(
@@ -100,7 +102,7 @@ def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, em
                     store = streams.ROCKSDB if name.startswith("transform") else streams.DEFAULT
                     stream = Stream(spark, folder / name, INPUT, sink, shape, store=store)
                     sides[name] = _Side(stream, sink)
-                _warm_up(sides, files, 1 if options.quick else 2, tell)
+                _warm_up(sides, files, _WARM_QUICK if options.quick else _WARM, tell)
                 tell("measuring")
                 usage = _rounds(sides, files, keys, options, tell)
                 conditions = {
