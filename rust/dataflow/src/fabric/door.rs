@@ -3,7 +3,8 @@
 //! Who wants workers asks at the [`Door`] and gets a [`Ticket`]. A worker of the process takes what was asked; the lead of the members
 //! (`penstock_members`) decides the list that admits the joiners. That list says in which process they run and with which ticket they were
 //! asked for, so whoever of that process hears of it first makes their mailboxes and seats. Every process knows where a member is reached before
-//! it sends the first message to it. A seat that is given up before its worker has joined withdraws that join and nothing else.
+//! it sends the first message to it, and whose worker a joiner is before data come from it, whether its own workers have read that or not. A seat
+//! that is given up before its worker has joined withdraws that join and nothing else.
 //!
 //! A process that joins dials all that run or join, numbers below its own; each says *welcome* when it uses the link. When all have said so it
 //! *asks*, and names those that it is connected with; the lead waits until those of all members are among them. So who adopts a list

@@ -610,7 +610,7 @@ impl Inbound {
     fn deliver(&self, header: Header, payload: Payload) -> Result<(), Error> {
         self.check_sender(&header)?;
         let mut found = self.mailbox(header.to);
-        if found.is_none() && self.shared.hall.is_some() {
+        if (found.is_none() || !self.knows(header.from)) && self.shared.hall.is_some() {
             self.introduce(&payload)?;
             self.look_up();
             found = self.mailbox(header.to);
@@ -631,7 +631,13 @@ impl Inbound {
         }
     }
 
-    /// The first thing that a joiner is sent has a list that it is in.
+    /// Whether that worker is heard of, so that data may come from it.
+    fn knows(&self, from: usize) -> bool {
+        matches!(self.routes.borrow().get(from), Some(Route::Remote(_)))
+    }
+
+    /// The first thing that a joiner is sent has a list that it is in; so has the first that it says, before all its data. Workers read the
+    /// latter when they come to it, which may be after the data.
     fn introduce(&self, payload: &Payload) -> Result<(), Error> {
         if let Payload::MemberBytes(MemberLane::Urgent, body) = payload
             && let Message::<Told>::Marker { list, .. } = self.decoded(body)?

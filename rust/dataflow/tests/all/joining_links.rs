@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use penstock_dataflow::fabric::{self, Duplex, FabricGuard, Hangup};
+use penstock_dataflow::fabric::{self, Duplex, FabricGuard, Hangup, Wire};
 use penstock_dataflow::wire::encode_serde;
 use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Ticket, Worker, execute};
 use penstock_members::list::{Change, MAX_MEMBERS};
@@ -701,4 +701,117 @@ fn nothing_stays_of_a_link_that_broke_the_protocol() {
     cluster.doors[0].clone().unwrap().link(1, Box::new(stuck)).unwrap();
     assert_eq!(gone.recv_timeout(PATIENCE), Err(mpsc::RecvTimeoutError::Disconnected), "its sending thread is there");
     drop(guard);
+}
+
+/// Links of simulated processes, whose frames a test moves: by process, and the one at the other end.
+#[derive(Default)]
+struct Wires(BTreeMap<(usize, usize), Wire>);
+
+impl Wires {
+    fn link(&mut self, one: (usize, &Door), two: (usize, &Door)) {
+        self.0.insert((one.0, two.0), one.1.wire(two.0).unwrap());
+        self.0.insert((two.0, one.0), two.1.wire(one.0).unwrap());
+    }
+
+    /// Whether something waits there.
+    fn waits(&self, from: usize, to: usize) -> bool {
+        self.0[&(from, to)].waiting() > 0
+    }
+
+    /// Moves all that waits.
+    fn carry(&self, from: usize, to: usize) -> Result<(), Error> {
+        let (here, there) = (&self.0[&(from, to)], &self.0[&(to, from)]);
+        while here.waiting() > 0 {
+            here.take(false);
+        }
+        here.carry(there, here.under_way())
+    }
+
+    /// The same in all directions but that one.
+    fn carry_all_but(&self, held: Option<(usize, usize)>) {
+        let moved = self.0.keys().filter(|link| Some(**link) != held);
+        moved.for_each(|(from, to)| self.carry(*from, *to).unwrap_or_else(|error| panic!("{from} to {to}: {error}")));
+    }
+}
+
+/// Tries until there is something.
+fn until<X>(mut attempt: impl FnMut() -> Option<X>) -> X {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = attempt() {
+            return found;
+        }
+        assert!(began.elapsed() < PATIENCE, "it never comes");
+    }
+}
+
+/// Two processes join at the same time. The worker of the first is a full member, and gets data of the second one's, before it has read anything
+/// of that one: its process has to know the sender all the same.
+#[test]
+fn data_of_a_joiner_may_come_before_a_worker_has_read_of_it() {
+    let (log, mut wires) = (Log::default(), Wires::default());
+    let (mut seats, founder, guard) = fabric::simulated_process(0, 1, 1, TAG, 1).unwrap();
+    let mut lead = Worker::new(seats.remove(0));
+    let (lead_input, _) = numbers(&mut lead, &log);
+    lead.bootstrap().unwrap();
+    let (_, door, first) = fabric::simulated_process(1, 0, 0, TAG, 2).unwrap();
+    wires.link((1, &door), (0, &founder));
+    let ticket = door.ask(1).unwrap();
+    let seats = until(|| {
+        wires.carry_all_but(None);
+        lead.step().unwrap();
+        ticket.try_seats().unwrap()
+    });
+    let mut early = Worker::new(seats.into_iter().next().unwrap());
+    let (early_input, _) = numbers(&mut early, &log);
+    // It asks for a snapshot, then, with its last word, for its place: that is held back, and nothing more is read there.
+    for held in [false, true] {
+        until(|| {
+            assert_eq!(early.try_bootstrap().unwrap(), None);
+            let says = wires.waits(1, 0);
+            wires.carry_all_but(held.then_some((1, 0)));
+            lead.step().unwrap();
+            says.then_some(())
+        });
+    }
+
+    let (_, other, second) = fabric::simulated_process(2, 0, 0, TAG, 3).unwrap();
+    wires.link((2, &other), (0, &founder));
+    wires.link((2, &other), (1, &door));
+    let late_ticket = other.ask(1).unwrap();
+    let seats = until(|| {
+        wires.carry_all_but(Some((1, 0)));
+        lead.step().unwrap();
+        late_ticket.try_seats().unwrap()
+    });
+    let mut late = Worker::new(seats.into_iter().next().unwrap());
+    let (mut late_input, _) = numbers(&mut late, &log);
+    until(|| {
+        wires.carry_all_but(Some((1, 0)));
+        lead.step().unwrap();
+        late.try_bootstrap().unwrap()
+    });
+    assert!(!late.has_member(1), "what it asked for was held back");
+    until(|| {
+        wires.carry_all_but(None);
+        lead.step().unwrap();
+        late.step().unwrap();
+        late.has_member(1).then_some(())
+    });
+    late_input.send((0..30).collect());
+    wires.carry(2, 1).unwrap();
+
+    drop((lead_input, late_input));
+    let mut input = Some(early_input);
+    until(|| {
+        wires.carry_all_but(None);
+        let more = [lead.step().unwrap(), late.step().unwrap()];
+        if input.is_some() && early.try_bootstrap().unwrap().is_some() {
+            input = None;
+        }
+        let goes_on = input.is_some() || early.step().unwrap() || more.contains(&true);
+        (!goes_on).then_some(())
+    });
+    assert_eq!(sorted(&log), (0..30).map(|number| (number, number as usize % 3)).collect::<Vec<_>>());
+    drop((lead, early, late, guard, first, second));
 }
