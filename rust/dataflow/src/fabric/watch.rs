@@ -118,7 +118,7 @@ pub(super) fn watch(limits: Limits, shared: &Shared, stop: &Stop) {
     let (mut looked, mut beat) = (Instant::now(), Instant::now());
     while !stop.wait(tick) {
         let now = Instant::now();
-        let due = now.duration_since(beat) >= limits.beat;
+        let due = limits.is_due(now.duration_since(beat));
         if due {
             beat = now;
         }

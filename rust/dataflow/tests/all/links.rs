@@ -300,12 +300,16 @@ fn credit_for_what_was_never_sent_breaks_the_protocol() {
 
 #[test]
 fn limits_that_make_no_sense_are_refused() {
-    let nothing = Duration::ZERO;
+    let (milliseconds, nothing) = (Duration::from_millis, Duration::ZERO);
+    let millisecond = milliseconds(1);
     for (limits, names) in [
         (Limits { link_bytes: 0, ..limits() }, "link_bytes"),
-        (Limits { beat: nothing, ..limits() }, "beat"),
-        (Limits { stall: nothing, ..limits() }, "stall"),
-        (Limits { silence: Duration::from_millis(79), ..limits() }, "silence 79ms"),
+        (Limits { beat: nothing, ..limits() }, "beat 0ns must be at least 10ms"),
+        (Limits { beat: millisecond, silence: 4 * millisecond, ..limits() }, "beat 1ms must be at least 10ms"),
+        (Limits { stall: nothing, ..limits() }, "stall 0ns must be at least 40ms"),
+        (Limits { stall: milliseconds(39), ..limits() }, "stall 39ms must be at least 40ms"),
+        (Limits { silence: milliseconds(79), ..limits() }, "silence 79ms must be at least 80ms"),
+        (Limits { beat: Duration::MAX, ..limits() }, "silence 3600s must be at least"),
     ] {
         let Err(Error::Setup { reason }) = fabric::processes_with(0, 1, vec![None], support::TAG, limits) else {
             panic!("accepted {limits:?}")
