@@ -5,10 +5,10 @@
 //!
 //! Leaving: the guard queues a goodbye behind all that waits, and closes the writing half. Who receives a goodbye stops
 //! sending to that process and closes its own writing half at once, so leaving takes as long as the others need to read what waits for
-//! them, and one round trip, however busy their workers are. When they take nothing for [`Limits::stall`], or for the linger time in a fabric that
-//! has stopped, their streams are cut: only a hung process costs that. A stream that ends without a goodbye, or
-//! carries a frame that is none, aborts all workers of this process, and through them the others. One more thread watches
-//! for processes that are connected but hung: see [`super::watch`].
+//! them, and one round trip, however busy their workers are. The stream to one that says nothing for [`Limits::silence`] is cut; when none takes
+//! anything for [`Limits::stall`], or for the linger time in a fabric that has stopped, all are. Only a hung process costs that, and
+//! [`FabricGuard::leave`] tells which. A stream that ends without a goodbye, or carries a frame that is none, aborts all workers of this process,
+//! and through them the others. One more thread watches for processes that are connected but hung, until this one leaves: see [`super::watch`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ use super::limits::Limits;
 use super::link::Outbox;
 use super::stream::{Duplex, Hangup};
 use super::verdict::Cause;
-use super::watch::{Ear, Heard, Stop, Watched, watch};
+use super::watch::{Ear, Heard, Stop, Watched, suspended, watch};
 use super::{Endpoint, Envelope, Mailbox, MemberLane, Payload, Progress, Route, Routes, Shared, mailbox, seats};
 use crate::error::{Error, ProtocolFault, Report};
 use crate::membership::Told;
@@ -88,9 +88,17 @@ impl Drop for RunningMark {
 
 /// What serves one connection.
 struct Link {
+    process: usize,
     /// Holds the socket open.
     hangup: Arc<Hangup>,
+    ear: Arc<Ear>,
     threads: Vec<JoinHandle<()>>,
+}
+
+impl Link {
+    fn has_ended(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
 }
 
 /// The links of a process and their threads.
@@ -142,10 +150,10 @@ impl Hub {
         if self.leaving.load(Ordering::Acquire) {
             return Err(left(other));
         }
-        links.retain(|link| !link.threads.iter().all(JoinHandle::is_finished));
+        links.retain(|link| !link.has_ended());
         let at = links.len();
-        links.push(Link { hangup: hangup.clone(), threads: Vec::new() });
         let ear = Arc::new(Ear::new());
+        links.push(Link { process: other, hangup: hangup.clone(), ear: ear.clone(), threads: Vec::new() });
         let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
         self.stop.add(Watched::new(outbox.clone(), &hangup, ear));
 
@@ -243,26 +251,64 @@ impl Hub {
         Ok(Wire { inbound, stream: RefCell::default(), ended: Cell::new(false) })
     }
 
-    /// Waits until all links have ended; false when the others have taken nothing for too long.
-    fn part(&self) -> bool {
+    /// Waits until all links have ended, and cuts off those that say nothing; false when the others have taken nothing for too long.
+    fn part(&self, links: &[Link], tell: &mut dyn FnMut(&str)) -> bool {
         let outboxes = self.shared.links();
         let taken = || outboxes.iter().map(|outbox| outbox.accepted()).sum::<u64>();
-        let (mut last, mut since) = (taken(), Instant::now());
+        let Limits { silence, stall, .. } = self.limits;
+        let (began, mut told) = (Instant::now(), false);
+        let (mut last, mut since, mut looked) = (taken(), began, began);
+        let mut waited: Vec<&Link> = links.iter().collect();
         while !self.running.wait(LOOK) {
-            let now = taken();
-            if now != last {
-                (last, since) = (now, Instant::now());
+            let (now, here) = (Instant::now(), taken());
+            waited.retain(|link| !link.has_ended());
+            // As for who watches: this process was stopped itself, and nobody else is to blame.
+            if suspended(now.duration_since(looked), LOOK, &self.limits) {
+                waited.iter().for_each(|link| link.ear.hear());
+                since = now;
             }
+            looked = now;
+            if here != last {
+                (last, since) = (here, now);
+            }
+            if !told && now.duration_since(began) >= LINGER.min(silence / 2) {
+                told = true;
+                for link in &waited {
+                    let silent = link.ear.silent().as_secs_f64();
+                    tell(&format!(
+                        "leaving waits for process {}, which has said nothing for {silent:.1} s",
+                        link.process
+                    ));
+                }
+            }
+            waited.retain(|link| {
+                let silent = link.ear.silent();
+                if silent < silence {
+                    return true;
+                }
+                let (process, seconds) = (link.process, silent.as_secs_f64());
+                tell(&format!(
+                    "leaving waits no longer for process {process}: nothing was heard from it for {seconds:.1} s"
+                ));
+                (link.hangup)(Shutdown::Both);
+                false
+            });
             // What waits is of use to nobody in a fabric that has stopped.
-            let limit = if self.shared.is_aborted() { LINGER } else { LINGER.max(self.limits.stall) };
+            let limit = if self.shared.is_aborted() { LINGER } else { LINGER.max(stall) };
             if since.elapsed() >= limit {
+                for link in &waited {
+                    let (process, seconds) = (link.process, since.elapsed().as_secs_f64());
+                    tell(&format!(
+                        "leaving waits no longer for process {process}: nothing was taken for {seconds:.1} s"
+                    ));
+                }
                 return false;
             }
         }
         true
     }
 
-    fn leave(&self) {
+    fn leave(&self, tell: &mut dyn FnMut(&str)) {
         self.leaving.store(true, Ordering::Release);
         self.stop.stop();
         let unfinished = if self.shared.vacant.load(Ordering::Acquire) > 0 {
@@ -279,7 +325,7 @@ impl Hub {
         self.shared.links().iter().for_each(|outbox| outbox.close());
         // None comes after these, and who keeps the door keeps no socket.
         let links = std::mem::take(&mut *locked(&self.links));
-        if !self.part() {
+        if !self.part(&links, tell) {
             links.iter().for_each(|link| (link.hangup)(Shutdown::Both));
         }
         let watcher = locked(&self.watcher).take();
@@ -302,6 +348,11 @@ impl FabricGuard {
     pub fn abort(&self, error: Error) {
         self.hub.shared.abort(error);
     }
+
+    /// Leaves as a drop does, and tells which processes that waits for, when it lasts, and which it has given up: those hang.
+    pub fn leave(self, mut tell: impl FnMut(&str)) {
+        self.hub.leave(&mut tell);
+    }
 }
 
 impl std::fmt::Debug for FabricGuard {
@@ -312,7 +363,7 @@ impl std::fmt::Debug for FabricGuard {
 
 impl Drop for FabricGuard {
     fn drop(&mut self) {
-        self.hub.leave();
+        self.hub.leave(&mut |_| ());
     }
 }
 

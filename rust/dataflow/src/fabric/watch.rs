@@ -30,11 +30,11 @@ impl Ear {
         Ear { origin: Instant::now(), heard_ms: AtomicU64::new(0) }
     }
 
-    fn hear(&self) {
+    pub(super) fn hear(&self) {
         self.heard_ms.store(self.origin.elapsed().as_millis() as u64, Ordering::Release);
     }
 
-    fn silent(&self) -> Duration {
+    pub(super) fn silent(&self) -> Duration {
         self.origin.elapsed().saturating_sub(Duration::from_millis(self.heard_ms.load(Ordering::Acquire)))
     }
 }
@@ -111,6 +111,11 @@ impl Stop {
     }
 }
 
+/// Whether we were stopped ourselves, or starved, between two looks: what came meanwhile is not read yet, and nobody else is to blame.
+pub(super) fn suspended(between: Duration, tick: Duration, limits: &Limits) -> bool {
+    between > tick + limits.silence.min(limits.stall) / 2
+}
+
 /// The watching thread.
 pub(super) fn watch(limits: Limits, shared: &Shared, stop: &Stop) {
     let mut links = Vec::new();
@@ -122,8 +127,7 @@ pub(super) fn watch(limits: Limits, shared: &Shared, stop: &Stop) {
         if due {
             beat = now;
         }
-        // We were stopped ourselves, or starved: what came meanwhile is not read yet, and nobody else is to blame.
-        let suspended = now.duration_since(looked) > tick + limits.silence.min(limits.stall) / 2;
+        let suspended = suspended(now.duration_since(looked), tick, &limits);
         looked = now;
         links.append(&mut stop.fresh.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         links.retain_mut(|link: &mut Watched| {

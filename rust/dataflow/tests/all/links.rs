@@ -343,6 +343,37 @@ fn room_wakes_a_parked_source() {
     assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
 
+/// A process that hangs when another leaves is given up when it has been silent for as long as it may, and both is told.
+#[test]
+fn leaving_gives_up_who_is_silent_and_says_so() {
+    let limits = Limits { silence: Duration::from_millis(400), ..limits() };
+    let (endpoints, guard, mut peer) = against_socket(limits);
+    endpoints.into_iter().for_each(|seat| drop(Worker::new(seat)));
+    let hangs = std::thread::spawn(move || {
+        // It lives until it is told goodbye.
+        let (mut heard, mut bytes) = (Vec::new(), [0; 4096]);
+        let goodbye = frame(3, support::TAG.generation, 0, 0, 0, None, &[]);
+        peer.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        while !heard.ends_with(&goodbye) {
+            let _ = peer.write_all(&frame(4, support::TAG.generation, 0, 1, 0, None, &[]));
+            match peer.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => heard.extend(&bytes[..count]),
+                Err(_) => {}
+            }
+        }
+        peer
+    });
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || guard.leave(|text| tell.send(text.to_string()).unwrap()));
+    for begins in ["leaving waits for process 1, which", "leaving waits no longer for process 1: nothing was heard"] {
+        let text = told.recv_timeout(Duration::from_secs(60)).expect("it waits for ever");
+        assert!(text.starts_with(begins), "{text}");
+    }
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Disconnected), "it has left");
+    drop(hangs.join().unwrap());
+}
+
 /// A link that takes a byte now and then, until it is hung up; the other process has said goodbye when it has taken all.
 struct Slow {
     taken: Sender<u8>,
