@@ -225,6 +225,7 @@ impl Core {
                     continue;
                 }
                 Payload::Cut(process, error) => {
+                    self.endpoint.look_up();
                     self.lose(process, error);
                     continue;
                 }

@@ -510,7 +510,7 @@ impl Worker {
     /// Whether more data is on its way to some process than [`fabric::Limits::link_bytes`](crate::fabric::Limits). A program should
     /// then send nothing more into its inputs until that has ended, for example by [`Worker::wait_for_room`]; it may advance
     /// and close them. The end of the congestion ends a park of this worker. Cost: a look at one flag per other process that
-    /// is, or was, there.
+    /// is there.
     ///
     /// Nothing is refused meanwhile, so a program that does not ask is correct, but unbounded in memory. Data between
     /// threads of one process does not count: a probe bounds that.

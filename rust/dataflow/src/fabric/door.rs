@@ -560,10 +560,11 @@ impl Endpoint {
         Some(RefCell::new(Shuffle::new(seed ^ (index as u64) << 32)))
     }
 
-    /// Uses the table of routes that is in force now.
+    /// Uses the table of routes that is in force now, and the links of processes that have not left.
     pub(crate) fn look_up(&self) {
         *self.routes.borrow_mut() = self.shared.routes();
-        *self.links.borrow_mut() = self.shared.links();
+        let links = self.shared.links();
+        *self.links.borrow_mut() = Arc::new(links.iter().filter(|outbox| !outbox.is_departed()).cloned().collect());
     }
 
     /// Tells the members that this joiner does not join. When a member has finished all dataflows nobody waits for it, and it would be missed where
@@ -626,7 +627,27 @@ impl std::fmt::Debug for Ticket {
 #[cfg(test)]
 mod tests {
     use super::super::verdict::Cause;
+    use super::super::{FabricTag, Wire, simulated_process};
     use super::*;
+    use crate::core::Core;
+
+    /// What each step looks at does not grow with every process that joins and leaves.
+    #[test]
+    fn the_links_of_who_has_left_are_looked_at_no_more() {
+        let tag = FabricTag { query: 1, generation: 1 };
+        let (mut seats, door, guard) = simulated_process(0, 1, 1, tag, 1).unwrap();
+        let core = Core::new(seats.remove(0));
+        let wires: Vec<_> = (1..4).map(|process| door.wire(process).unwrap()).collect();
+        core.endpoint().look_up();
+        let looks_at = || core.endpoint().links.borrow().iter().map(|outbox| outbox.process()).collect::<Vec<_>>();
+        assert_eq!(looks_at(), [1, 2, 3]);
+        wires[..2].iter().for_each(Wire::cut);
+        while core.endpoint().has_mail() {
+            core.deliver();
+        }
+        assert_eq!(looks_at(), [3]);
+        drop((core, guard));
+    }
 
     /// What a process says last is waited for, unless it is gone: that is known though nobody gets to the desk.
     #[test]

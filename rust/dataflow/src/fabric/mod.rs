@@ -242,6 +242,7 @@ pub struct Endpoint {
     founders: usize,
     shared: Arc<Shared>,
     routes: RefCell<Routes>,
+    /// Those that a step looks at: without processes of which this seat has heard that they have left or are lost.
     links: RefCell<Links>,
     mailbox: Arc<Mailbox>,
     parker: Parker,
