@@ -13,8 +13,8 @@
 //!
 //! The list of members has a version. The *lead*, the full member with the least id, decides the next list when the one before
 //! has settled everywhere that matters, so at most two lists are in use at a time. A worker adopts a list when the first
-//! *marker* of it comes; then it sends markers to all others on every lane of every link. What came before the marker was sent under the old
-//! list, what comes behind it under the new one.
+//! *marker* of it comes; then it sends markers to all others on every lane of every link: the list in the urgent one, its version in the others. What
+//! came before the marker was sent under the old list, what comes behind it under the new one.
 //!
 //! *Join.* 1. A list admits the joiner as *joining*: from its own marker on everybody sends it progress, and nobody data. 2. The marker
 //! says with which number the sender's progress begins (the bootstrap message of the thesis). 3. The joiner asks a server, any

@@ -313,6 +313,7 @@ impl<P: Clone> Member<P> {
         }
         match message {
             Message::Marker { list, next, grant } => self.marked(from, lane, &list, next, grant, host)?,
+            Message::Mark(version) => self.passed(from, lane, version),
             // A joiner that was withdrawn, and does not know.
             _ if self.is_gone(from) => return Ok(()),
             Message::Bundle(dataflow, bundle) => return self.hear(from, dataflow, bundle, host),
@@ -424,15 +425,20 @@ impl<P: Clone> Member<P> {
                 }
             }
         }
-        // One that was withdrawn may still speak.
-        if !self.is_gone(from) || self.unsettled.iter().any(|list| list.speakers.contains(&from)) {
-            let seen = self.seen.entry((from, lane)).or_default();
-            *seen = (*seen).max(list.version);
-        }
+        self.passed(from, lane, list.version);
         if lane == Lane::Urgent && self.departing.get(&from).is_some_and(|version| *version <= list.version) {
             self.departing.remove(&from);
         }
         Ok(())
+    }
+
+    /// What follows in that lane is sent under the list of this version.
+    fn passed(&mut self, from: Id, lane: Lane, version: u64) {
+        // One that was withdrawn may still speak.
+        if !self.is_gone(from) || self.unsettled.iter().any(|list| list.speakers.contains(&from)) {
+            let seen = self.seen.entry((from, lane)).or_default();
+            *seen = (*seen).max(version);
+        }
     }
 
     /// Uses a list from now on, and tells everybody where that begins.
@@ -465,13 +471,13 @@ impl<P: Clone> Member<P> {
         let next: BTreeMap<u64, u64> =
             self.casters.iter().map(|(dataflow, caster)| (*dataflow, caster.next())).collect();
         for to in others {
-            for lane in LANES {
-                let next = if lane == Lane::Urgent { next.clone() } else { BTreeMap::new() };
-                let grant = match &mut grant {
-                    Some((joiner, grant)) if *joiner == to && lane == Lane::Urgent => Some(std::mem::take(grant)),
-                    _ => None,
-                };
-                self.say(Output::Send { to, lane, message: Message::Marker { list: list.clone(), next, grant } });
+            let grant = match &mut grant {
+                Some((joiner, grant)) if *joiner == to => Some(std::mem::take(grant)),
+                _ => None,
+            };
+            self.send(to, Message::Marker { list: list.clone(), next: next.clone(), grant });
+            for lane in [Lane::Data, Lane::Behind] {
+                self.say(Output::Send { to, lane, message: Message::Mark(list.version) });
             }
         }
         let joins = |joiner: &Id| list.standing(*joiner) == Some(Standing::Joining);

@@ -143,7 +143,7 @@ fn joiners<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error
 /// What travels.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message<P> {
-    /// The sender has adopted this list: what follows in this lane is sent under it.
+    /// The sender has adopted this list: what follows in the urgent lane is sent under it.
     Marker {
         /// The list.
         list: Arc<List>,
@@ -191,4 +191,6 @@ pub enum Message<P> {
     Request(Request),
     /// The capabilities of a leaver, for the lead.
     Legacy(Grant<P>),
+    /// The marker of the other lanes: what follows is sent under the list of this version, which the one of the urgent lane has.
+    Mark(u64),
 }

@@ -591,9 +591,10 @@ fn farewell(last: usize) -> Vec<u8> {
     let mut part = Vec::new();
     encode_serde(&counts, &mut part);
     let bundle = Bundle { number: 0, after: Vec::new(), part: (None, vec![part]) };
-    let mut words: Vec<_> = (0..3).map(|lane| say(lane, &marker(&leaving))).collect();
+    let marker = |lane, list: &List| if lane == 0 { marker(list) } else { Message::Mark(list.version) };
+    let mut words: Vec<_> = (0..3).map(|lane| say(lane, &marker(lane, &leaving))).collect();
     words.push(say(0, &Message::Bundle(0, bundle)));
-    words.extend((0..last as u64).map(|lane| say(lane, &marker(&closed))));
+    words.extend((0..last as u64).map(|lane| say(lane, &marker(lane, &closed))));
     words.concat()
 }
 

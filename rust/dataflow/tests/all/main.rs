@@ -18,6 +18,7 @@ mod hostile;
 mod joining;
 mod joining_links;
 mod links;
+mod markers;
 mod nested_probe;
 mod progress;
 mod rescaling;
