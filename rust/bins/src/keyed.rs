@@ -254,10 +254,13 @@ where
     fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
         let hash = self.hash.ok_or_else(|| StateError::new("a map that does not know the hashes of its keys"))?;
         let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
+        let mut sorted: Vec<(Range, usize)> = ranges.iter().copied().zip(0..).collect();
+        sorted.sort_unstable_by_key(|(range, _)| range.first());
         let of = |key: &K| {
             let hash = hash(key);
-            let at = ranges.iter().position(|range| range.contains(hash));
-            at.ok_or_else(|| StateError::new(format!("a key with the hash {hash:#x}, which no part has")))
+            let at = sorted.partition_point(|(range, _)| range.last() < hash);
+            let part = sorted.get(at).filter(|(range, _)| range.contains(hash)).map(|(_, part)| *part);
+            part.ok_or_else(|| StateError::new(format!("a key with the hash {hash:#x}, which no part has")))
         };
         for (key, state) in &self.map {
             _ = parts[of(key)?].map.insert(key.clone(), state.clone());
@@ -342,6 +345,18 @@ mod tests {
         for cut in (0..chunk.len()).filter(|cut| *cut != 1) {
             assert!(KeyedMap::<u16, String>::default().absorb(&chunk[..cut]).is_err(), "cut at {cut}");
         }
+    }
+
+    /// What looks at all parts for each key does not come to an end here.
+    #[test]
+    fn many_keys_are_divided_among_many_parts() {
+        let mut state = KeyedMap::<u64, ()>::hashed(|key| key << 44);
+        let range = |prefix| Range::new(prefix, 18).unwrap();
+        let ranges: Vec<Range> = (0..1 << 18).rev().map(range).collect();
+        (0..1 << 18).for_each(|key| *state.entry(key << 2) = ());
+        let parts = state.divide(&ranges, Extent::All, &KeyedMap::default).unwrap();
+        assert!((0..1 << 18).rev().zip(&parts).all(|(key, part)| part.keys() == 1 && part.get(&(key << 2)).is_some()));
+        assert!(state.divide(&ranges[1..], Extent::All, &KeyedMap::default).is_err(), "one key is left");
     }
 
     #[test]
