@@ -6,7 +6,9 @@
 //! Invariants: parts are disjoint; where no bin is split nothing is kept, so that one look tells.
 //!
 //! Source: Megaphone §4.4 names splitting as future work; M-24. Ours: a prefix tree as one table per split bin, of the depth of its finest part, so
-//! that finding a part is one look more.
+//! that finding a part is one look more, and to put or take out one costs its share of the table.
+
+use std::ops::RangeInclusive;
 
 use penstock_files::Range;
 
@@ -45,6 +47,12 @@ pub fn range_of(number: u32, bits: u8) -> Option<Range> {
     Range::new(number & !(1 << length), length)
 }
 
+/// The numbers of the bins, and parts of bins, that meet a range: those of one length follow each other.
+pub(crate) fn meeting(range: Range, bits: u8) -> impl Iterator<Item = RangeInclusive<u32>> {
+    let number = move |hash, length| number_of(Range::new(bin(hash, length), length)?, bits);
+    (bits..=MAX_BITS).filter_map(move |length| Some(number(range.first(), length)?..=number(range.last(), length)?))
+}
+
 /// Nothing is there.
 const NOTHING: u32 = u32::MAX;
 
@@ -57,12 +65,14 @@ pub(crate) struct Parts {
     count: usize,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Split {
     /// Bits by which the finest part is longer than the bin.
     depth: u8,
     /// Of each prefix of that length the number of its part, and its value.
     at: Vec<(u32, u32)>,
+    /// How many parts are longer than the bin by so many bits.
+    counts: [u32; MAX_BITS as usize + 1],
 }
 
 impl Parts {
@@ -89,18 +99,16 @@ impl Parts {
         self.find(range.first()).filter(|(found, _)| *found == number).map(|(_, value)| value)
     }
 
-    /// The parts of a bin that is split, by hash.
-    pub(crate) fn of(&self, whole: u32) -> Vec<(u32, u32)> {
-        let split = self.split.get(whole as usize).and_then(Option::as_deref);
-        let mut parts: Vec<(u32, u32)> = split.iter().flat_map(|split| &split.at).copied().collect();
-        parts.dedup();
-        parts.retain(|(number, _)| *number != NOTHING);
-        parts
+    /// The parts that a range meets, by hash.
+    pub(crate) fn of(&self, range: Range) -> impl Iterator<Item = (u32, u32)> {
+        let split = self.split.get(bin(range.first(), self.bits) as usize).and_then(Option::as_deref);
+        split.into_iter().flat_map(move |split| split.of(range, self.bits))
     }
 
     /// All parts, by hash.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u32, u32)> {
-        (0..self.split.len() as u32).flat_map(|whole| self.of(whole))
+        let whole = (0..self.split.len() as u32).filter_map(|whole| range_of(whole, self.bits));
+        whole.flat_map(|range| self.of(range))
     }
 
     /// The bin that a part is of.
@@ -109,47 +117,85 @@ impl Parts {
         Some(bin(range.first(), self.bits))
     }
 
-    /// Puts a part with its value in the place of those that it meets.
+    /// Puts a part with its value in the place of those that it meets. Cost: its share of the bin; all of it where the finest parts become finer or
+    /// coarser, which they do a few times while all are put or taken out one by one.
     pub(crate) fn set(&mut self, number: u32, value: u32) {
         let Some(range) = range_of(number, self.bits).filter(|range| range.length() > self.bits) else { return };
-        self.replace(range, &[(number, value)]);
+        self.replace(range, Some((number, value)));
     }
 
-    /// Takes out what is in a range.
+    /// Takes out what is in a range, at the same cost.
     pub(crate) fn unset(&mut self, range: Range) {
-        self.replace(range, &[]);
+        self.replace(range, None);
     }
 
-    /// Puts disjoint parts of a range in the place of what is in it. Cost: all parts of the bin, however many are put.
-    pub(crate) fn replace(&mut self, range: Range, with: &[(u32, u32)]) {
-        let whole = bin(range.first(), self.bits);
-        let ranged = |(number, value): (u32, u32)| Some((range_of(number, self.bits)?, (number, value)));
-        let mut parts: Vec<(Range, (u32, u32))> = self.of(whole).into_iter().filter_map(ranged).collect();
-        parts.retain(|(one, _)| !one.intersects(range));
-        parts.extend(with.iter().copied().filter_map(ranged));
-        let Some(longest) = parts.iter().map(|(range, _)| range.length()).max() else {
-            if let Some(split) = self.split.get_mut(whole as usize)
-                && split.take().is_some()
-            {
-                self.count -= 1;
-            }
-            if self.count == 0 {
-                self.split = Vec::new();
-            }
-            return;
-        };
-        let depth = longest - self.bits;
-        let mut at = vec![(NOTHING, NOTHING); 1 << depth];
-        for (range, part) in parts {
-            let each = 1_usize << (longest - range.length());
-            let from = (range.prefix() as usize & ((1 << (range.length() - self.bits)) - 1)) * each;
-            at[from..from + each].fill(part);
-        }
-        if self.split.is_empty() {
+    fn replace(&mut self, range: Range, with: Option<(u32, u32)>) {
+        if self.split.is_empty() && with.is_some() {
             self.split.resize_with(1 << self.bits, || None);
         }
-        let before = self.split[whole as usize].replace(Box::new(Split { depth, at }));
-        self.count += usize::from(before.is_none());
+        let Some(slot) = self.split.get_mut(bin(range.first(), self.bits) as usize) else { return };
+        let before = usize::from(slot.is_some());
+        let split = slot.get_or_insert_with(|| Box::new(Split::whole()));
+        split.replace(range, self.bits, with);
+        slot.take_if(|split| split.depth == 0);
+        self.count = self.count + usize::from(slot.is_some()) - before;
+        if self.count == 0 {
+            self.split = Vec::new();
+        }
+    }
+}
+
+impl Split {
+    /// A bin without parts.
+    fn whole() -> Self {
+        Self { depth: 0, at: vec![(NOTHING, NOTHING)], counts: [0; MAX_BITS as usize + 1] }
+    }
+
+    /// The parts that a range meets, by hash, of a bin of `bits` bits.
+    fn of(&self, range: Range, bits: u8) -> impl Iterator<Item = (u32, u32)> {
+        let (parts, mut last) = (self.at[self.places(range, bits)].iter().copied(), NOTHING);
+        parts.filter(move |(number, _)| *number != NOTHING && std::mem::replace(&mut last, *number) != *number)
+    }
+
+    /// Where the prefixes of a range are, or the one that it is part of.
+    fn places(&self, range: Range, bits: u8) -> std::ops::Range<usize> {
+        let more = range.length() - bits;
+        let prefix = range.prefix() as usize & ((1 << more) - 1);
+        match self.depth.checked_sub(more) {
+            Some(finer) => prefix << finer..(prefix + 1) << finer,
+            None => {
+                let place = prefix >> (more - self.depth);
+                place..place + 1
+            }
+        }
+    }
+
+    /// Puts a part, if any, in the place of those that a range meets: its own.
+    fn replace(&mut self, range: Range, bits: u8, with: Option<(u32, u32)>) {
+        for (number, _) in self.of(range, bits).collect::<Vec<_>>() {
+            let met = range_of(number, bits).expect("parts have ranges");
+            let places = self.places(met, bits);
+            self.at[places].fill((NOTHING, NOTHING));
+            self.counts[usize::from(met.length() - bits)] -= 1;
+        }
+        if let Some(part) = with {
+            let more = range.length() - bits;
+            self.resize(self.depth.max(more));
+            let places = self.places(range, bits);
+            self.at[places].fill(part);
+            self.counts[usize::from(more)] += 1;
+        }
+        let finest = self.counts.iter().rposition(|count| *count > 0);
+        self.resize(finest.unwrap_or(0) as u8);
+    }
+
+    /// No part is longer than the bin by more bits than that.
+    fn resize(&mut self, depth: u8) {
+        if depth != self.depth {
+            let at = |place: usize| self.at[(place << self.depth) >> depth];
+            self.at = (0..1 << depth).map(at).collect();
+            self.depth = depth;
+        }
     }
 }
 
@@ -180,6 +226,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn bins_that_meet_are_those_that_intersect(
+            bits in 0..=MAX_BITS,
+            hash: u64,
+            differs in 0..64_u32,
+            more in [0..=MAX_BITS, 0..=MAX_BITS],
+        ) {
+            let range = |hash, more: u8| {
+                let length = (bits + more).min(MAX_BITS);
+                Range::new(bin(hash, length), length).unwrap()
+            };
+            let (one, other) = (range(hash, more[0]), range(hash ^ 1 << differs, more[1]));
+            let met = meeting(one, bits).any(|numbers| numbers.contains(&number_of(other, bits).unwrap()));
+            prop_assert_eq!(met, one.intersects(other));
+        }
+
         /// Equals a list of ranges that is searched.
         #[test]
         fn finds_what_a_search_finds(
@@ -207,6 +269,9 @@ mod tests {
                 list.sort_unstable_by_key(|(range, _)| range.first());
                 let all: Vec<_> = list.iter().map(|(range, value)| (number_of(*range, bits).unwrap(), *value)).collect();
                 prop_assert_eq!(parts.all().collect::<Vec<_>>(), all.clone());
+                let met = list.iter().filter(|(one, _)| one.intersects(range));
+                let met: Vec<u32> = met.map(|(one, _)| number_of(*one, bits).unwrap()).collect();
+                prop_assert_eq!(parts.of(range).map(|(number, _)| number).collect::<Vec<_>>(), met);
                 for (number, value) in all {
                     prop_assert_eq!(parts.get(number), Some(value));
                     prop_assert_eq!(parts.get(number + 1).is_some(), list.iter().any(|(range, _)| number_of(*range, bits) == Some(number + 1)));

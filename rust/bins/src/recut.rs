@@ -61,11 +61,8 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
             }
         };
         let mut kept = false;
-        let gone = match recut.merges {
-            true => table.uninstall_parts(recut.bin, from)?,
-            false => vec![table.uninstall_held(recut.bin).ok_or(BinsError::Absent { bin: recut.bin })?],
-        };
-        for (bin, mut held) in from.iter().zip(gone) {
+        for bin in from {
+            let mut held = table.uninstall_held(*bin).ok_or(BinsError::Absent { bin: *bin })?;
             held.begins = begins;
             if held.epoch.is_some() || begins.is_some() {
                 kept = true;
@@ -76,11 +73,8 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         let epoch = table.epoch();
         let held =
             |state| Held { state: Box::new(state), arrived: kept, came: false, epoch, begins: None, copied: false };
-        let mut come = to.iter().copied().zip(made.into_iter().map(held));
-        match recut.merges {
-            true => come.try_for_each(|(bin, held)| table.install_held(bin, held))?,
-            false => table.install_parts(recut.bin, come.collect())?,
-        }
+        let mut come = to.iter().zip(made.into_iter().map(held));
+        come.try_for_each(|(bin, held)| table.install_held(*bin, held))?;
         to.iter().for_each(|bin| self.stats.record(self.index, *bin, time.clone(), BinEvent::Cut, 0));
         self.stats.owned.fetch_add(to.len() as u64, Relaxed);
         self.stats.owned.fetch_sub(from.len() as u64, Relaxed);

@@ -83,7 +83,7 @@ impl Routing {
             let numbered = same.iter().map(numbered).collect::<Result<Vec<_>, BinsError>>()?;
             match owners.get_mut(numbered[0].0 as usize) {
                 Some(slot) => *slot = numbered[0].1,
-                None => parts.replace(range_of(whole(same[0].0), bits).expect("a bin"), &numbered),
+                None => numbered.iter().for_each(|(part, owner)| parts.set(*part, *owner)),
             }
         }
         let width: u64 = ranges.iter().map(|(range, _)| range.width()).sum();
@@ -236,9 +236,8 @@ impl Routing {
 
     /// The parts that a range holds, with their owners.
     fn parts_of(&self, range: Range) -> Vec<(u32, u32)> {
-        let mut parts = self.parts.of(bin(range.first(), self.bits));
-        parts.retain(|(part, _)| range_of(*part, self.bits).is_some_and(|part| range.holds(part)));
-        parts
+        let held = |part: u32| range_of(part, self.bits).is_some_and(|part| range.holds(part));
+        self.parts.of(range).filter(|(part, _)| held(*part)).collect()
     }
 
     /// The moves that turn this routing into `to`, bins ascending.
@@ -278,8 +277,7 @@ impl Routing {
                 self.give(*bin, *worker);
             } else {
                 self.owners[crate::bin::bin(range.first(), self.bits) as usize] = SPLIT;
-                let parts: Vec<(u32, u32)> = parts.iter().map(|part| (*part, *worker)).collect();
-                self.parts.replace(range, &parts);
+                parts.iter().for_each(|part| self.parts.set(*part, *worker));
             }
         }
     }
@@ -338,6 +336,23 @@ mod tests {
         let ranges: Vec<_> = routing.bins_owned().map(|(bin, owner)| (range_of(bin, 0).unwrap(), owner)).collect();
         assert_eq!(ranges.len(), 1 << MAX_BITS);
         assert!(Routing::of_ranges(0, &ranges).unwrap() == routing);
+    }
+
+    /// Nor here.
+    #[test]
+    fn many_parts_move_at_once_and_are_merged_two_by_two() {
+        let mut routing = Routing::new(0, 1).unwrap();
+        let number = |prefix, length| number_of(Range::new(prefix, length).unwrap(), 0).unwrap();
+        routing.apply(&Command::Split { bin: 0, bits: 18 }).unwrap();
+        let split = routing.clone();
+        let changes = routing.apply(&Command::Map(vec![3])).unwrap();
+        assert_eq!((changes.moves.len(), routing.owner(u64::MAX)), (1 << 18, 3));
+        routing.backward(&changes);
+        assert!(routing == split);
+        for pair in 0..1 << 17 {
+            routing.apply(&Command::Merge { bin: number(pair, 17) }).unwrap();
+        }
+        assert_eq!((routing.bins_owned().count(), routing.bin_of(1 << 47)), (1 << 17, number(1, 17)));
     }
 
     #[test]

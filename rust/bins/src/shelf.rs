@@ -396,6 +396,7 @@ impl<S: BinState> std::fmt::Debug for Shelf<S> {
 mod tests {
     use super::*;
     use crate::bin::Encoding;
+    use crate::control::Command;
     use crate::error::StateError;
     use crate::keyed::KeyedMap;
 
@@ -604,6 +605,25 @@ mod tests {
         let rebuilt = shelf.rebuild("count", 0, &routing, &[0]).unwrap();
         assert!(rebuilt.missing.is_empty());
         assert_eq!(rebuilt.tables[0].1.get(1).unwrap().get(&4), Some(&4));
+    }
+
+    /// What costs all parts of a bin for each of them does not come to an end here.
+    #[test]
+    fn a_generation_begins_with_many_parts() {
+        let mut routing = Routing::new(1, 1).unwrap();
+        routing.apply(&Command::Split { bin: 1, bits: 16 }).unwrap();
+        let shelf = Shelf::new();
+        let mut rebuilt = shelf.rebuild("count", 7, &routing, &[0]).unwrap();
+        assert_eq!(rebuilt.missing.len(), (1 << 16) + 1);
+        for bin in rebuilt.missing {
+            rebuilt.tables[0].1.install(bin, Box::new(Counts::default())).unwrap();
+        }
+        rebuilt.tables[0].1.mark_all(7);
+        drop(rebuilt.tables);
+        assert_eq!(shelf.counts(), ((1 << 16) + 1, 0));
+        let rebuilt = shelf.rebuild("count", 7, &routing, &[0]).unwrap();
+        assert!(rebuilt.missing.is_empty());
+        rebuilt.tables[0].1.check_owns(&routing, 0).unwrap();
     }
 
     /// What a generation that ended before its first mark has left is the state as its first epoch begins, and of no other time.

@@ -13,10 +13,11 @@
 //! flagged *arrived*: their past is in the sender's process, so undoing drops them here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use crate::bin::{BinState, bin, check_bits};
 use crate::error::BinsError;
-use crate::parts::{Parts, range_of};
+use crate::parts::{Parts, meeting, range_of};
 use crate::routing::Routing;
 use crate::shelf::Shelf;
 
@@ -195,17 +196,12 @@ impl<S: BinState> BinTable<S> {
     fn check_free(&self, bin: u32) -> Result<u32, BinsError> {
         let range = range_of(bin, self.bits).ok_or(BinsError::Absent { bin })?;
         let whole = crate::bin::bin(range.first(), self.bits);
-        let meets = |part: u32| range_of(part, self.bits).is_some_and(|part| part.intersects(range));
-        // Those that are whole by their number, and parts, of which there are few.
-        let first = 1 << self.bits;
-        let on_its_way = |whole: u32| self.leaving.contains_key(&whole) || self.coming.contains_key(&whole);
-        let mut parts = self.leaving.range(first..).map(|(part, _)| *part);
-        let mut parts_coming = self.coming.range(first..).map(|(part, _)| *part);
+        let on_its_way = |numbers: RangeInclusive<u32>| {
+            self.leaving.range(numbers.clone()).next().is_some() || self.coming.range(numbers).next().is_some()
+        };
         let occupied = self.slots[whole as usize].is_some()
-            || on_its_way(whole)
-            || self.parts.of(whole).into_iter().any(|(part, _)| meets(part))
-            || parts.any(meets)
-            || parts_coming.any(meets);
+            || self.parts.of(range).next().is_some()
+            || meeting(range, self.bits).any(on_its_way);
         if occupied { Err(BinsError::Occupied { bin }) } else { Ok(whole) }
     }
 
@@ -239,41 +235,6 @@ impl<S: BinState> BinTable<S> {
             self.came.insert(bin);
         }
         Ok(())
-    }
-
-    /// The same for all parts of a bin: one after the other each would cost all of them.
-    pub(crate) fn install_parts(&mut self, of: u32, parts: Vec<(u32, Held<S>)>) -> Result<(), BinsError> {
-        self.check_free(of)?;
-        let range = range_of(of, self.bits).ok_or(BinsError::Absent { bin: of })?;
-        let numbers: Vec<(u32, u32)> = parts.iter().map(|(part, _)| (*part, 0)).collect();
-        self.held += parts.len();
-        for (part, held) in parts {
-            self.split.insert(part, held.state);
-            self.note(part);
-            if held.arrived {
-                self.arrived.insert(part);
-            }
-            if held.came {
-                self.came.insert(part);
-            }
-        }
-        self.parts.replace(range, &numbers);
-        Ok(())
-    }
-
-    /// Takes all parts of a bin out of service, with what their undo refers to.
-    pub(crate) fn uninstall_parts(&mut self, of: u32, parts: &[u32]) -> Result<Vec<Held<S>>, BinsError> {
-        let range = range_of(of, self.bits).ok_or(BinsError::Absent { bin: of })?;
-        let states = parts.iter().map(|part| self.split.remove(part).ok_or(BinsError::Absent { bin: *part }));
-        let states = states.collect::<Result<Vec<_>, _>>()?;
-        self.parts.unset(range);
-        self.held -= states.len();
-        let held = parts.iter().zip(states).map(|(part, mut state)| {
-            state.leave();
-            let (arrived, came) = (self.arrived.remove(part), self.came.remove(part));
-            Held { state, arrived, came, epoch: self.epoch, begins: self.begins, copied: false }
-        });
-        Ok(held.collect())
     }
 
     /// A bin will come from another process. Should the table end before [`all_came`](Self::all_came), nothing of it counts.
@@ -448,6 +409,7 @@ mod tests {
     use penstock_files::Range;
 
     use super::*;
+    use crate::control::Command;
     use crate::keyed::KeyedMap;
     use crate::parts::number_of;
 
@@ -455,20 +417,34 @@ mod tests {
 
     /// What costs all parts of a bin for each of them does not come to an end here.
     #[test]
-    fn a_bin_becomes_many_parts_and_one_again_at_once() {
-        let mut table = BinTable::fresh(&Routing::new(1, 1).unwrap(), 0, &Counts::default);
-        let parts: Vec<u32> = (0..1 << 18).map(|part| number_of(Range::new(part, 19).unwrap(), 1).unwrap()).collect();
-        let held = |state| Held { state, arrived: false, came: true, epoch: None, begins: None, copied: false };
-        assert!(table.uninstall_parts(0, &parts[..1]).is_err(), "it is whole");
-        let whole = table.uninstall(0).unwrap();
-        let made: Vec<(u32, Held<Counts>)> = parts.iter().map(|part| (*part, held(Box::default()))).collect();
-        table.install_parts(0, made).unwrap();
-        assert_eq!((table.owned().count(), table.bin_of(1 << 45)), ((1 << 18) + 1, parts[1]));
-        assert!(table.install_parts(0, vec![(parts[0], held(Box::default()))]).is_err(), "it is split");
-        let gone = table.uninstall_parts(0, &parts).unwrap();
-        assert!(gone.len() == parts.len() && gone.iter().all(|held| held.came));
-        table.install(0, whole).unwrap();
-        assert_eq!((table.owned().count(), table.bin_of(0)), (2, 0));
+    fn many_parts_come_and_go_one_by_one() {
+        let mut routing = Routing::new(1, 1).unwrap();
+        routing.apply(&Command::Split { bin: 0, bits: 16 }).unwrap();
+        let parts: Vec<u32> = (0..1 << 16).map(|part| number_of(Range::new(part, 17).unwrap(), 1).unwrap()).collect();
+        let mut table = BinTable::fresh(&routing, 0, &Counts::default);
+        table.mark_all(0);
+        let refuses = |table: &mut BinTable<Counts>| {
+            let half = number_of(Range::new(0, 2).unwrap(), 1).unwrap();
+            for bin in [0, half, parts[1]] {
+                let refused = table.install(bin, Box::default());
+                assert!(matches!(refused, Err(BinsError::Occupied { bin: other }) if other == bin), "{refused:?}");
+            }
+        };
+        refuses(&mut table);
+        parts.iter().for_each(|part| table.begin_leaving(*part));
+        assert_eq!((table.len(), table.is_split()), (1, false));
+        refuses(&mut table);
+        table.rollback_all().unwrap();
+        assert_eq!((table.len(), table.bin_of(1 << 47)), ((1 << 16) + 1, parts[1]));
+        assert!(parts.iter().all(|part| table.uninstall(*part).is_some()));
+        parts.iter().for_each(|part| table.announced(*part).unwrap());
+        refuses(&mut table);
+        parts.iter().for_each(|part| table.all_came(*part, Counts::default).unwrap());
+        table.check_owns(&routing, 0).unwrap();
+        table.rollback_all().unwrap();
+        assert_eq!((table.len(), table.bin_of(1 << 47)), (1, 0));
+        table.install(0, Box::default()).unwrap();
+        assert_eq!(table.take_all().len(), 2);
     }
 
     fn table() -> BinTable<Counts> {
