@@ -619,7 +619,8 @@ impl Thread {
             for item in told {
                 self.tell(index, item);
             }
-            if !result? {
+            // To park is to step once more: what comes then would be taken in behind what the host has not taken yet.
+            if !result? && !worker.is_ahead() {
                 worker.park()?;
             }
         }
