@@ -172,6 +172,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         types,
         version: KeyedSpec::STATE_VERSION,
         columns,
+        reads: None,
     };
     let mut operators: Vec<Operator> = FLOWS
         .iter()

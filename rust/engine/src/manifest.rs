@@ -52,13 +52,22 @@ pub struct Operator {
     /// Names and types of its columns, in the operator's own words: who reads state without a flow needs them. They may change.
     #[serde(default)]
     pub columns: String,
+    /// Names of the columns that make its state, where the user does not say what that is called: then they may not change, since
+    /// another count by page would go on from that by user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reads: Option<String>,
 }
 
 impl Operator {
     /// Whether another one can go on from its state.
     fn fits(&self, newer: &Operator) -> bool {
         let told = |one: &Operator| (one.name.clone(), one.kind.clone(), one.types.clone(), one.version);
-        told(self) == told(newer)
+        told(self) == told(newer) && !self.is_renamed(newer)
+    }
+
+    /// Whether both are unnamed and made of other columns.
+    fn is_renamed(&self, newer: &Operator) -> bool {
+        matches!((&self.reads, &newer.reads), (Some(then), Some(now)) if then != now)
     }
 }
 
@@ -85,6 +94,16 @@ impl Plan {
         for old in &self.operators {
             match newer.operators.iter().find(|one| one.name == old.name) {
                 Some(new) if old.fits(new) => {}
+                Some(new) if old.is_renamed(new) => {
+                    let made =
+                        |one: &Operator| format!("{} of columns {}", told(one), one.reads.as_deref().unwrap_or(""));
+                    let now = format!(
+                        "{}, which may be another state: say name={:?} in that step if it is the same one under other names",
+                        made(new),
+                        new.name
+                    );
+                    return Err((made(old), now));
+                }
                 Some(new) => return Err((told(old), told(new))),
                 None => {
                     let names: Vec<&str> = newer.operators.iter().map(|one| &*one.name).collect();
@@ -412,12 +431,24 @@ impl Contents {
     /// instead could take one that was not committed. Nor does one matter that is of the generation that serves, and as final as that: it is
     /// what a try left behind to write the same.
     pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
+        self.best(batch, true)
+    }
+
+    /// The same as if the final epoch had not run.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn unfinished(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
+        self.best(batch, false)
+    }
+
+    fn best(&self, batch: u64, ended: bool) -> Result<Option<&Manifest>, (String, FormatError)> {
         let mut best: Option<&Manifest> = None;
         let mut unreadable: Vec<(u64, bool, &String, &FormatError)> = Vec::new();
         let prefix = format!("manifest-{batch:020}-");
         for (name, read) in &self.manifests {
             match read {
-                Ok(manifest) if manifest.batch == batch => {
+                Ok(manifest) if manifest.batch == batch && (ended || !manifest.finished) => {
                     let rank = |one: &Manifest| (one.claim, one.generation, one.finished);
                     if best.is_none_or(|best| rank(best) < rank(manifest)) {
                         best = Some(manifest);
@@ -427,7 +458,9 @@ impl Contents {
                     // `...-GENERATION-NONCE`; of what nobody writes so, it may be the newest.
                     let generation = name.rsplit('-').nth(1).and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
                     let finished = name[prefix.len()..].starts_with("finished-");
-                    unreadable.push((generation, finished, name, error));
+                    if ended || !finished {
+                        unreadable.push((generation, finished, name, error));
+                    }
                 }
                 _ => {}
             }
@@ -636,6 +669,7 @@ mod tests {
             types: "long".into(),
             version,
             columns: String::new(),
+            reads: None,
         };
         let plan = |operators| Plan { operators, sources: vec!["bids".into()] };
         let old = plan(vec![operator("a", 1), operator("b", 1)]);
@@ -649,6 +683,15 @@ mod tests {
         let other = Operator { types: "long -> min(long)".into(), ..operator("a", 1) };
         let (before, after) = plan(vec![operator("a", 1)]).check(&plan(vec![other])).unwrap_err();
         assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long -> min(long), version 1)"));
+        // Unnamed, it says which columns are its own; what was written before says nothing.
+        let by = |columns: &str| plan(vec![Operator { reads: Some(columns.into()), ..operator("a", 1) }]);
+        let named = plan(vec![operator("a", 1)]);
+        for (then, now) in [(by("user; v"), by("user; v")), (by("user; v"), named.clone()), (named, by("user; v"))] {
+            assert_eq!(then.check(&now), Ok(()));
+        }
+        let (before, after) = by("user; v").check(&by("page; v")).unwrap_err();
+        assert_eq!(before, "a (sum of long, version 1) of columns user; v");
+        assert!(after.contains("of columns page; v") && after.contains("say name=\"a\" in that step"), "{after}");
         assert!(old.check(&Plan { sources: vec!["asks".into()], ..old.clone() }).is_err());
     }
 }

@@ -18,6 +18,7 @@ use crate::join::{Join, JoinOp, Sides};
 use crate::key::KeyKind;
 use crate::op::{BLOCK_BYTES, KeyedOp, bytes_of};
 use crate::panes::Panes;
+use crate::plan::names;
 use crate::running::{Emit, RunningOp};
 use crate::session::{SessionOp, Sessions};
 use crate::spec::SideSpec;
@@ -33,6 +34,8 @@ pub struct KeyedSpec {
     /// What its state is called: as the user says, else the step's word, numbered from the second on of those without a name (`agg`, `agg-2`). It does
     /// not change with steps that keep no state, nor with the name of a function. No two of a plan are equal.
     pub operator: String,
+    /// The columns that make its state, by name, where the user does not say what that is called: then other ones are taken for another state.
+    pub reads: Option<String>,
     /// Name shown to the user.
     pub name: String,
     /// Columns of the blocks that reach it before routing.
@@ -111,6 +114,26 @@ pub enum KeyedKind {
 }
 
 impl KeyedSpec {
+    /// Names of its key columns, of each side, and of those that it aggregates.
+    pub(crate) fn columns_read(&self) -> String {
+        let keys = match &self.kind {
+            KeyedKind::Join(join) => {
+                let [left, right] = join.sides.each_ref().map(|side| names(&side.schema(), &side.keys()));
+                format!("{left} = {right}")
+            }
+            _ => names(&self.routed, &self.keys),
+        };
+        let aggregates: &[Aggregate] = match &self.kind {
+            KeyedKind::Window { aggregates, .. }
+            | KeyedKind::Session { aggregates, .. }
+            | KeyedKind::Running { aggregates, .. } => aggregates,
+            _ => &[],
+        };
+        let columns: Vec<usize> = aggregates.iter().flat_map(Aggregate::columns).collect();
+        let values = names(&self.input, &columns);
+        if values.is_empty() { keys } else { format!("{keys}; {values}") }
+    }
+
     pub(crate) fn key_types(&self) -> Vec<DataType> {
         self.keys.iter().map(|&at| plain_type(self.routed.field(at).data_type()).clone()).collect()
     }

@@ -736,6 +736,7 @@ impl Compiler {
             kind: KeyedKind::Join(Join { how, sides: [left, right], within, until, once, windows, own: 0 }),
             step,
             operator: String::new(),
+            reads: None,
         });
         Ok(())
     }
@@ -987,6 +988,7 @@ impl Compiler {
             kind,
             step,
             operator: String::new(),
+            reads: None,
         });
         Ok(())
     }
@@ -1040,6 +1042,7 @@ impl Compiler {
             kind,
             step,
             operator: String::new(),
+            reads: None,
         });
         match windowed {
             Some(time) => (self.point.event_time, self.point.window) = (None, Some(time)),
@@ -1084,6 +1087,7 @@ impl Compiler {
             kind,
             step,
             operator: String::new(),
+            reads: None,
         });
         self.point.window = None;
         self.point.updates = false;
@@ -1144,6 +1148,7 @@ impl Compiler {
             kind: KeyedKind::Aggregate { call, windows },
             step,
             operator: String::new(),
+            reads: None,
         });
         self.point.updates = window.is_none() && emit == Some(Emit::Update);
         (self.point.event_time, self.point.window) = (None, window);
@@ -1232,6 +1237,7 @@ impl Compiler {
             kind: KeyedKind::Top(top),
             step,
             operator: String::new(),
+            reads: None,
         });
         Ok(())
     }
@@ -1286,6 +1292,7 @@ fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError
             None => {
                 let number = unnamed.entry(op).or_default();
                 *number += 1;
+                keyed.reads = Some(keyed.columns_read());
                 if *number == 1 { op.to_owned() } else { format!("{op}-{number}") }
             }
         };

@@ -81,7 +81,7 @@ fn pieces<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>
     plan.pieces().into_iter().map(told).collect()
 }
 
-/// The steps that keep state as manifests name them: ``{"name", "kind", "types", "version", "columns"}``, and the number of the ``call`` of those with a
+/// The steps that keep state as manifests name them: ``{"name", "kind", "types", "version", "columns", "reads"}``, and the number of the ``call`` of those with a
 /// function.
 fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let told = |keyed: &KeyedSpec| {
@@ -91,6 +91,7 @@ fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDic
         facts.set_item("types", kept.types())?;
         facts.set_item("version", KeyedSpec::STATE_VERSION)?;
         facts.set_item("columns", kept.to_json())?;
+        facts.set_item("reads", &keyed.reads)?;
         if let KeyedKind::StatefulMap { call, .. }
         | KeyedKind::GroupState { call, .. }
         | KeyedKind::Aggregate { call, .. } = keyed.kind
