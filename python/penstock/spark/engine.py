@@ -537,14 +537,15 @@ class Engine:
         -------
         pyspark.sql.DataFrame
             The flow's columns; readable until the query is dropped, the engine closed, or a worker that holds part of
-            it leaves (a rescale, a loss): write it somewhere. The same again when asked again.
+            it leaves (a rescale, a loss): write it somewhere. The same again when asked again; what went with a worker
+            is made again from a checkpoint.
 
         Raises
         ------
         EngineError
             When there is no such query, or the sink of its last batch did not return.
         StateLost
-            When its state is lost.
+            When its state is lost, or a part of the results with a worker, and there is no checkpoint.
 
         Notes
         -----

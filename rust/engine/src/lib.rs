@@ -1,7 +1,7 @@
 //! The engine's protocol as pure state machines: events in, effects out. No thread, socket, clock or file.
 //!
-//! The driver steps [`Engine`] (`penstock.spark`, module `executor`), a member [`Member`] (`cluster::member::actor`). What is durable is not
-//! executed yet: no query asks for it. What is checked is the protocol: `tests/` holds a simulation of the whole cluster around it.
+//! The driver steps [`Engine`] (`penstock.spark`, module `executor`), a member [`Member`] (`cluster::member::actor`). `tests/` holds a
+//! simulation of the whole cluster around them.
 //!
 //! | module | owns |
 //! |---|---|

@@ -176,7 +176,6 @@ class Query:
         #: Counts the programs: members that run another one are told.
         self._functions = 0
         self._shortcut = feeds.Shortcut()
-        #: What the final epoch gave.
         #: What its final epoch gave, of one that ran here.
         self._rest: tuple[int, tuple[drains.Piece, ...], tuple[drains.Piece, ...]] | None = None
         self._dropped: Mapping[str, Any] | None = None

@@ -163,7 +163,7 @@ impl Query {
             self.uncommitted = None;
             view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
             if call.what == What::Finish && self.status != Status::Finished {
-                self.status = Status::Finished;
+                (self.status, self.ends_again) = (Status::Finished, false);
                 self.give_up_moves(view);
                 for member in self.members.clone() {
                     self.tell(member, Request::Conclude, view);
@@ -191,7 +191,10 @@ impl Query {
         match self.next.take() {
             Some(event) => self.step(event, view),
             None if self.gives_way(view) => {}
-            None => self.watch(view),
+            None => {
+                self.settle(view);
+                self.watch(view);
+            }
         }
     }
 
@@ -218,7 +221,7 @@ impl Query {
         self.kept.clear();
         self.shares.clear();
         (self.shown, self.note, self.noted, self.fed, self.merged) = (None, None, None, None, None);
-        (self.uneven, self.reread) = (false, false);
+        (self.uneven, self.reread, self.keeps, self.settled) = (false, false, false, None);
         (self.unmerged, self.merge_from) = (0, 0);
     }
 

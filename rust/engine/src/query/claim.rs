@@ -6,7 +6,7 @@
 use super::{Asked, At, Call, Frozen, Phase, Query, Serving, Sink, Stage, Status, View, What};
 use crate::error::EngineError;
 use crate::manifest::{CLAIM_BITS, Claim, Contents, Shown};
-use crate::protocol::{Effect, Request};
+use crate::protocol::{Effect, MemberId, Request};
 
 impl Query {
     /// Spark calls with a batch.
@@ -43,6 +43,16 @@ impl Query {
         if std::mem::take(&mut self.reread) && self.program.durable {
             self.start_over(view);
             return self.read_checkpoint(1, view);
+        }
+        if self.shown_of_another(epoch, planned_ms) {
+            // Its results are undone. What its sink had is for the checkpoint's note to tell; in memory nothing depends on it.
+            match self.program.durable {
+                true => {
+                    self.start_over(view);
+                    return self.read_checkpoint(1, view);
+                }
+                false => (self.shown, self.note) = (None, None),
+            }
         }
         if self.is_planned_anew(epoch, planned_ms) {
             // Its offsets were removed, or put back from a copy of before: what was made of it is of other rows.
@@ -82,7 +92,11 @@ impl Query {
         let durable = self.program.durable;
         let behind = durable && self.status != Status::Finished && (self.claim.is_none() || at.epoch < committed);
         let known = if behind { committed } else { at.epoch };
-        let epoch = known.or(committed).map_or(0, |last| last + 1);
+        let epoch = match (self.status, &self.frozen) {
+            // An engine before this one has run it.
+            (Status::Finished, None) => self.base.epoch.unwrap_or(0),
+            _ => known.or(committed).map_or(0, |last| last + 1),
+        };
         if let Some(call) = &self.call {
             let error = EngineError::Busy { running: call.epoch, asked: epoch };
             return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
@@ -90,7 +104,19 @@ impl Query {
         let (what, phase) = (What::Finish, Phase::Claiming);
         self.call = Some(Call { what, epoch, clock_ms, planned_ms: None, tries: 0, sink_calls: 0, phase });
         match self.status {
-            Status::Finished => return self.complete(view),
+            Status::Finished => match self.lost_result(view) {
+                None => return self.complete(view),
+                // It comes of the batch before once more.
+                Some(_) if durable => {
+                    self.start_over(view);
+                    self.ends_again = true;
+                    return self.read_checkpoint(1, view);
+                }
+                Some(member) => {
+                    let reason = format!("member {} is gone with a part of the results", member.0);
+                    return self.fail(EngineError::StateLost { epoch, reason, member: Some(member) }, view);
+                }
+            },
             Status::Lost => {
                 let (reason, member) = (self.trouble.clone(), self.gone);
                 return self.fail(EngineError::StateLost { epoch, reason, member }, view);
@@ -127,6 +153,13 @@ impl Query {
         self.go(view);
     }
 
+    /// A member that is gone with rows of the final epoch.
+    fn lost_result(&self, view: &View<'_>) -> Option<MemberId> {
+        let pieces = self.frozen.iter().filter(|frozen| frozen.finish).flat_map(|frozen| &frozen.pieces);
+        let had = pieces.filter(|piece| piece.rows + piece.late_rows + piece.side_rows.iter().sum::<u64>() > 0);
+        had.map(|piece| piece.member).find(|member| !view.roster.alive(*member))
+    }
+
     /// The last epoch is final: what undoes it, and its outputs, are no longer needed.
     pub(super) fn advance(&mut self) {
         if let Some(frozen) = self.frozen.take() {
@@ -138,7 +171,13 @@ impl Query {
     /// Whether the batch that was done last is another one than that of its number now.
     fn is_planned_anew(&self, epoch: u64, planned_ms: Option<i64>) -> bool {
         let last = self.frozen.as_ref().filter(|last| !last.finish && last.at.epoch == Some(epoch));
-        last.is_some_and(|last| matches!((last.planned_ms, planned_ms), (Some(then), Some(now)) if then != now))
+        last.is_some_and(|last| differ(last.planned_ms, planned_ms))
+    }
+
+    /// Whether the sink was called with another batch of that number here, which came to nothing.
+    fn shown_of_another(&self, epoch: u64, planned_ms: Option<i64>) -> bool {
+        let shown = self.shown.filter(|(shown, _)| *shown == epoch && self.note.is_none() && self.frozen.is_none());
+        shown.is_some() && differ(self.shown_ms, planned_ms)
     }
 
     /// Refuses any batch that the state does not belong to.
@@ -207,6 +246,7 @@ impl Query {
                 self.tell(member, Request::CloseEpoch { epoch: last }, view);
             }
         }
+        self.keeps = self.moves();
         self.retain(view);
         match self.status == Status::Running && self.is_grouped(view.roster) {
             true => {
@@ -293,7 +333,9 @@ impl Query {
         self.shown = told.map(|told| (epoch, (told.rows, told.hash)));
         self.note = told.map(Shown::name);
         let Some(before) = epoch.checked_sub(1) else { return Ok(Some(None)) };
-        let Some(manifest) = contents.serving(before)? else {
+        let ends_again = what == What::Finish && self.ends_again;
+        let serving = if ends_again { contents.unfinished(before)? } else { contents.serving(before)? };
+        let Some(manifest) = serving else {
             return match self.program.plan.operators.is_empty() {
                 true => {
                     self.base.epoch = Some(before);
@@ -354,6 +396,11 @@ impl Query {
         let claim = self.claim.as_ref().map_or(0, |claim| claim.number);
         view.out.push(Effect::ReadClaims { ticket, query: self.id.clone(), claim });
     }
+}
+
+/// Whether two times of Spark's for a batch of one number are of two batches, as far as both are known.
+fn differ(then: Option<i64>, now: Option<i64>) -> bool {
+    matches!((then, now), (Some(then), Some(now)) if then != now)
 }
 
 fn nothing_held(epoch: u64) -> EngineError {

@@ -46,7 +46,9 @@ impl Query {
 
     pub(super) fn receipt(&mut self, receipt: Receipt) {
         if let Some(Call { phase: Phase::Feeding { receipts, twice }, .. }) = &mut self.call {
-            *twice |= receipts.insert((receipt.source, receipt.partition), receipt).is_some();
+            let before = receipts.insert((receipt.source, receipt.partition), receipt);
+            // The same one told again is no other attempt.
+            *twice |= before.is_some_and(|before| before != receipt);
         }
     }
 
@@ -191,6 +193,7 @@ impl Query {
             && self.shown.is_none_or(|(shown, _)| shown != epoch)
         {
             (self.shown, self.note) = (Some((epoch, rows)), None);
+            self.shown_ms = self.frozen.as_ref().and_then(|frozen| frozen.planned_ms);
         }
         if let Some(call) = &mut self.call {
             call.phase =

@@ -247,8 +247,9 @@ pub(crate) struct Query {
     kept: BTreeMap<u64, Manifest>,
     /// Members that have seen the claim: the checkpoint is one folder for them and the driver.
     shares: BTreeSet<MemberId>,
-    /// What the sink has seen of an epoch.
+    /// What the sink has seen of an epoch, and Spark's time of that.
     shown: Option<(u64, Rows)>,
+    shown_ms: Option<i64>,
     /// Where another engine wrote that.
     note: Option<String>,
     /// The epoch of which this engine wrote it.
@@ -273,6 +274,12 @@ pub(crate) struct Query {
     shifted: u32,
     /// The batch whose commit is watched for.
     watched: Option<u64>,
+    /// Whether members may keep what they had of ranges that have moved since the last batch was settled, and the batch of which they were
+    /// last told that nothing goes back to before its end.
+    keeps: bool,
+    settled: Option<u64>,
+    /// Whether the end of the input is asked for again since members that had its results are gone.
+    ends_again: bool,
     /// Whether no call comes by itself: the last one failed, or Spark has stopped the query before it committed.
     rests: bool,
     /// Whether members could not be grouped anew since the last batch.
@@ -311,6 +318,7 @@ impl Query {
             kept: BTreeMap::new(),
             shares: BTreeSet::new(),
             shown: None,
+            shown_ms: None,
             note: None,
             noted: None,
             fed: None,
@@ -324,6 +332,9 @@ impl Query {
             reread: false,
             shifted: 0,
             watched: None,
+            keeps: false,
+            settled: None,
+            ends_again: false,
             rests: false,
             ungrouped: false,
             has_run: false,
@@ -438,6 +449,7 @@ impl Query {
             }
             Event::Committed { epoch, .. } => {
                 self.committed = self.committed.max(Some(epoch));
+                self.settle(view);
                 self.regroup(view);
             }
             Event::Rests { epoch, .. } => {

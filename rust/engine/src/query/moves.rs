@@ -110,7 +110,7 @@ impl Query {
     }
 
     /// Whether ranges move, or are split or merged.
-    fn moves(&self) -> bool {
+    pub(super) fn moves(&self) -> bool {
         self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. }))
     }
 
@@ -269,6 +269,8 @@ impl Query {
         let (stamp, leader) = (self.stamp, self.members[0]);
         let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms, drains, at_epoch };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
+        self.keeps = true;
+        self.settle(view);
     }
 
     fn order_recut(&mut self, handle: Handle, recut: Recut, view: &mut View<'_>) {
@@ -276,6 +278,8 @@ impl Query {
         let (stamp, leader) = (self.stamp, self.members[0]);
         let request = Request::Recut { stamp, handle: ticket, recut };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
+        self.keeps = true;
+        self.settle(view);
     }
 
     pub(crate) fn cancel_migration(&mut self, handle: Handle, view: &mut View<'_>) {
@@ -496,6 +500,25 @@ impl Query {
         match &self.frozen {
             Some(frozen) => frozen.returned && self.committed >= frozen.at.epoch,
             None => self.base.epoch.is_some(),
+        }
+    }
+
+    /// Where ranges have moved: lets members free what they keep to go back with, as soon as nothing goes back to before the last batch. The
+    /// next one would tell them, too, and may never come. Without durable state they hear of it with each batch.
+    pub(super) fn settle(&mut self, view: &mut View<'_>) {
+        let last = self.frozen.as_ref().filter(|frozen| frozen.returned && !frozen.finish);
+        let Some(epoch) = last.and_then(|frozen| frozen.at.epoch) else { return };
+        if !self.program.durable || !self.keeps || self.call.is_some() || self.settled >= Some(epoch) {
+            return;
+        }
+        if self.committed >= Some(epoch) {
+            self.settled = Some(epoch);
+            for member in self.members.clone() {
+                self.tell(member, Request::Settle { epoch }, view);
+            }
+        } else if self.watched != Some(epoch) {
+            self.watched = Some(epoch);
+            view.out.push(Effect::WatchCommit { query: self.id.clone(), epoch });
         }
     }
 

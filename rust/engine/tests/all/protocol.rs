@@ -58,6 +58,7 @@ impl Script {
             types: "long".into(),
             version: 1,
             columns: String::new(),
+            reads: None,
         };
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
@@ -1800,5 +1801,95 @@ fn a_batch_that_is_planned_anew_is_not_answered_with_what_was_before() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn members_free_what_they_kept_of_ranges_that_moved_though_no_batch_comes() {
+    let settle = |one: &Effect| matches!(one, Effect::Call { request: Request::Settle { .. }, .. });
+    let settles = |done: &[Effect]| done.iter().filter(|one| settle(one)).count();
+    let watches = |done: &[Effect]| done.iter().filter(|one| matches!(one, Effect::WatchCommit { .. })).count();
+    let mut script = Script::durable(2);
+    assert!(completes(&script.batch(0), 0));
+    script.done.clear();
+    script.migrate(1, Wish::Moves((0..4).map(|bin| (Range::new(bin, 2).unwrap(), 1)).collect()), 4);
+    let moved = std::mem::take(&mut script.done);
+    assert_eq!((settles(&moved), watches(&moved)), (0, 1), "Spark may ask for batch 0 again: {moved:?}");
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    assert_eq!(settles(&std::mem::take(&mut script.done)), 2, "each member is told");
+    // What moves from now on is free as soon as it is there.
+    script.migrate(2, Wish::Even, 4);
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    let again = std::mem::take(&mut script.done);
+    assert_eq!((settles(&again), watches(&again)), (0, 0));
+    // What moves while a batch runs is seen to behind it.
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    script.migrate(3, Wish::Moves((0..4).map(|bin| (Range::new(bin, 2).unwrap(), 0)).collect()), 4);
+    script.hold.clear();
+    script.done.clear();
+    script.sunk();
+    assert_eq!(watches(&std::mem::take(&mut script.done)), 1);
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
+    assert_eq!(settles(&script.done), 2);
+}
+
+#[test]
+fn a_receipt_that_is_told_twice_is_one() {
+    let receipt = |ticket: Ticket, attempt: u64, member: MemberId| Event::Receipt {
+        ticket,
+        receipt: Receipt { source: 0, partition: 0, attempt, member, rows: 1, max_event_time: None, hash: 7 },
+    };
+    for (second, refused) in [(1, false), (2, true)] {
+        let mut script = Script::new(1);
+        script.hold = vec!["Feed"];
+        let done = script.batch(0);
+        let feed = |one: &Effect| if let Effect::Feed { ticket, .. } = one { Some(*ticket) } else { None };
+        let ticket = done.iter().find_map(feed).unwrap();
+        script.hear(receipt(ticket, 1, MemberId(1)));
+        script.hear(receipt(ticket, second, MemberId(1)));
+        script.hear(Event::Fed { ticket, outcome: Ok(()) });
+        assert_eq!(script.errors().iter().any(|error| error.to_string().contains("two attempts")), refused);
+    }
+}
+
+#[test]
+fn a_batch_whose_results_were_given_up_may_be_planned_anew() {
+    for durable in [false, true] {
+        let mut script = if durable { Script::durable(1) } else { Script::new(1) };
+        script.hold = vec!["Feed", "Sink"];
+        let batch = |script: &mut Script, member: MemberId, planned_ms: i64, hash: u64| {
+            script.done.clear();
+            let (epoch, committed, planned_ms) = (0, None, Some(planned_ms));
+            script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, planned_ms, committed });
+            let feed = |one: &Effect| if let Effect::Feed { ticket, .. } = one { Some(*ticket) } else { None };
+            let ticket = script.done.iter().find_map(feed).expect("it is fed");
+            let receipt = Receipt { source: 0, partition: 0, attempt: 1, member, rows: 1, max_event_time: None, hash };
+            script.hear(Event::Receipt { ticket, receipt });
+            script.hear(Event::Fed { ticket, outcome: Ok(()) });
+        };
+        batch(&mut script, MemberId(1), 1_000, 7);
+        // What the sink was called with goes with its worker, and the user stops before it is made again.
+        script.hear(Event::MemberLost { member: MemberId(1), reason: "killed".into() });
+        let sink = script
+            .sinks
+            .iter()
+            .rev()
+            .find_map(|one| if let Effect::Sink { ticket, .. } = one { Some(*ticket) } else { None });
+        let outcome = Err(Failure::new(Kind::Echo, "its worker is gone"));
+        script.hear(Event::Sunk { ticket: sink.unwrap(), outcome });
+        script.hear(Event::Stop { query: QUERY.into() });
+        script.hear(Event::MemberUp { slot: 0, member: MemberId(2), executor: "e".into(), executors: 1 });
+        script.sinks.clear();
+        batch(&mut script, MemberId(2), 2_000, 8);
+        let errors = script.errors();
+        if durable {
+            let [EngineError::NotReplayable { note: Some(note), .. }] = &errors[..] else { panic!("{errors:?}") };
+            let shown = &mut script.store.as_mut().unwrap().shown;
+            assert!(shown.iter().any(|(name, _)| name == note), "{note}");
+            shown.clear();
+            batch(&mut script, MemberId(2), 2_000, 8);
+        }
+        assert_eq!((script.errors(), script.sinks.len()), (Vec::new(), 1), "durable: {durable}");
     }
 }
