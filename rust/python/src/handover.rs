@@ -107,7 +107,9 @@ impl Handover {
     /// The next item of the list that is here.
     fn pop<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         let mut held = self.held();
-        let item = held.list.as_ref()?.bind(py).get_item(held.at).ok();
+        // Not asked for what is not there: that makes an exception, and with it the collector may run code of the user's.
+        let list = held.list.as_ref()?.bind(py);
+        let item = if held.at < list.len() { list.get_item(held.at).ok() } else { None };
         let spent = match item {
             Some(_) => None,
             None => held.list.take(),

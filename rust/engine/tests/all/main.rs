@@ -2,6 +2,7 @@
 //! `cargo test -p penstock-engine --test all NAME::` runs those of one module.
 
 use penstock_engine as machine;
+use penstock_pace as pace;
 
 #[path = "../support/runs.rs"]
 mod runs;

@@ -6,7 +6,11 @@ use crate::sim::world::World;
 
 /// Runs a sequence with several seeds; every run has to reach these milestones, in some of them each.
 fn sequence(name: &str, milestones: &[&str]) -> Vec<World> {
-    let worlds: Vec<World> = (0..8).map(|seed| World::new(runs::sequence(name, seed)).run()).collect();
+    seeds(8, name, milestones)
+}
+
+fn seeds(count: u64, name: &str, milestones: &[&str]) -> Vec<World> {
+    let worlds: Vec<World> = (0..count).map(|seed| World::new(runs::sequence(name, seed)).run()).collect();
     for world in &worlds {
         if let Some(violation) = runs::finished(world) {
             panic!("sequence {name:?}, seed {}: {violation}", world.scenario.seed);
@@ -72,6 +76,18 @@ fn a_checkpoint_is_put_back_while_its_engine_lives() {
 }
 
 #[test]
+fn a_batch_is_planned_anew() {
+    let worlds: Vec<World> =
+        (0..60).map(|seed| World::new(runs::sequence("a batch is planned anew", seed)).run()).collect();
+    let violated = worlds.iter().find_map(|world| Some((world.scenario.seed, runs::finished(world)?)));
+    assert_eq!(violated, None);
+    let anew = |world: &&World| world.times("planned anew") > 0;
+    let durable = |world: &&World| world.scenario.durable;
+    assert!(worlds.iter().filter(anew).filter(durable).count() > 20);
+    assert!(worlds.iter().filter(anew).any(|world| world.times("not replayable") > 0 && world.ended.is_none()));
+}
+
+#[test]
 fn sequence_06_the_clock_of_a_batch_is_the_same_when_it_is_replayed() {
     sequence("6 the clock is Spark's own", &["loaded", "restarted"]);
 }
@@ -101,7 +117,10 @@ fn sequence_09_other_rows_than_the_sink_saw_are_an_error() {
 #[test]
 fn sequence_09_another_engine_knows_what_the_sink_saw() {
     let worlds = sequence("9 other rows for another engine", &["not replayable", "restarted"]);
-    for world in &worlds {
+    // In one or another the driver dies when the batch is committed.
+    let told: Vec<&World> = worlds.iter().filter(|world| world.times("not replayable") > 0).collect();
+    assert!(told.len() > 5);
+    for world in told {
         let Some(EngineError::NotReplayable { note: Some(note), .. }) = &world.ended else {
             panic!("{:?}", world.ended)
         };
@@ -118,7 +137,7 @@ fn sequence_10_the_sink_is_called_again_for_a_loss_and_so_often() {
 
 #[test]
 fn sequence_11_the_end_comes_once() {
-    sequence("11 finish once", &["finished again", "finished"]);
+    seeds(30, "11 finish once", &["finished again", "finished", "ended again"]);
 }
 
 #[test]
@@ -189,7 +208,9 @@ fn schedules(part: u64) {
         None => 0..number("PENSTOCK_SEEDS").unwrap_or(300),
     };
     let mine = seeds.filter(|seed| seed % 2 == part);
-    let failed: Vec<(u64, String)> = mine.filter_map(|seed| Some((seed, runs::random(seed)?))).collect();
+    // A broken invariant of the machines counts as well, and is to be replayed like the rest.
+    let ran = |seed| std::panic::catch_unwind(|| runs::random(seed)).unwrap_or_else(|_| Some("it panics".to_owned()));
+    let failed: Vec<(u64, String)> = mine.filter_map(|seed| Some((seed, ran(seed)?))).collect();
     println!("{:?}", runs::SEEN.take());
     for (seed, violation) in &failed {
         println!("seed {seed}: {violation}");

@@ -190,6 +190,19 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             }
             faults
         }
+        "a batch is planned anew" => {
+            scenario.durable = !seed.is_multiple_of(4);
+            let when = ["returned", "sink called", "fed", "written"][(seed / 4 % 4) as usize];
+            let anew = at(when, if when == "written" { 2 * batch } else { batch }, Fault::PlanAnew);
+            let again = match seed % 3 {
+                0 => Fault::Stop,
+                1 => Fault::SinkRaises,
+                _ if scenario.durable => Fault::CrashDriver,
+                _ => Fault::Stop,
+            };
+            scenario.retry_sink = again != Fault::SinkRaises;
+            vec![anew.clone(), at(anew.0, anew.1, again)]
+        }
         "store fails" => {
             let when = ["manifest asked", "write asked", "sink called", "finish called"][(seed % 4) as usize];
             let times = if when == "finish called" { 1 } else { batch };

@@ -22,17 +22,16 @@ use penstock_bins::{
     Rebuilt, Routing, Shelf, Stateful, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
+use penstock_pace::{MARK, Probes, unix_ns};
 use penstock_progress::{FlowTime, ProbeHandle};
 
-use super::MARK;
 use super::chain::{self, Context, Monitors, each_rows};
 use super::group::{GroupConfig, HostError};
-use super::leader::Probes;
 use super::pieces::{Begin, End, Piece};
 use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{BinMove, Gauges, StepLoads, ranges, unix_ns};
+use super::stats::{BinMove, Gauges, StepLoads, ranges};
 use super::worker::Pace;
 use crate::beside::Beside;
 use crate::block::FlowBlock;
@@ -389,6 +388,11 @@ impl Built {
     /// The data input; closed only by the inline host.
     pub(crate) fn input(&mut self) -> &mut InputHandle<FlowTime, FlowBlock> {
         self.input.as_mut().expect("the data input is open while blocks are fed")
+    }
+
+    /// Where the data input stands.
+    pub(crate) fn time(&self) -> FlowTime {
+        *self.input.as_ref().expect("the data input is open while blocks are fed").time()
     }
 
     /// Moves the data input forward.

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use penstock_dataflow::{Endpoint, Error, Waker, Worker};
+use penstock_pace::first;
 
 use super::build::{self, Built, Shared};
 use super::group::{GroupConfig, HostError};
-use super::leader::first;
 use super::resident::Resident;
 use super::stats::{Gauges, GroupStats, StepLoads};
 

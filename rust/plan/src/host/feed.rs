@@ -7,9 +7,9 @@
 //! on every number of workers.
 
 use penstock_dataflow::BoxError;
+use penstock_pace::{CLOSE, MARK};
 
 use super::rows::Rows;
-use super::{CLOSE, MARK};
 use crate::block::FlowBlock;
 use crate::host::HostError;
 

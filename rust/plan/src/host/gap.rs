@@ -1,9 +1,9 @@
-//! How the steps of a migration follow one another, on two workers turn by turn (see `leader`).
+//! How the steps of a migration follow one another, on two workers turn by turn (see `penstock_pace`).
 
 use std::time::Duration;
 
-use super::MARK;
-use super::leader::{Cadence, Moves, Order};
+use penstock_pace::{Cadence, MARK, Moves, Order};
+
 use super::seal::Pair;
 use super::worker::Command;
 

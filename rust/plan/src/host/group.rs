@@ -20,11 +20,10 @@ use penstock_balance::{Strategy, StrategyError};
 use penstock_bins::{BinsError, Routing, range_of};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 use penstock_files::Range;
+use penstock_pace::{Cadence, Migrated, Moves, Order, Refusal, StepReport};
 
 use super::build::{self, Counts, Shared};
 use super::feed::{PartitionRows, deal};
-pub use super::leader::{Cadence, Refusal, StepReport};
-use super::leader::{Migrated, Moves, Order};
 use super::record::Record;
 use super::resident::Resident;
 use super::rows::{Keep, Rows};

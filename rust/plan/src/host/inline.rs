@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use penstock_dataflow::{Worker, fabric};
+use penstock_pace::CLOSE;
 use penstock_progress::FlowTime;
 
-use super::CLOSE;
 use super::build::{self, Built, Shared, WORTH_TELLING, Worth};
 use super::group::{GroupConfig, HostError};
 use super::pieces::Piece;

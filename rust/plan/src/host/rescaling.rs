@@ -18,12 +18,12 @@ use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
 use penstock_dataflow::fabric::{self, FabricGuard, FabricTag, Ticket, Wire};
 use penstock_dataflow::{Door, Endpoint, Worker};
+use penstock_pace::{Cadence, Moves, Order};
 
 use super::build::{self, Shared};
 use super::crew::{Guest, Turn};
 use super::feed::{PartitionRows, deal};
 use super::group::GroupConfig;
-use super::leader::{Cadence, Moves, Order};
 use super::resident::Resident;
 use super::rows::Rows;
 use super::stats::Gauges;

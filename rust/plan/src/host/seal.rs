@@ -9,11 +9,11 @@ use arrow_schema::{DataType, Field, Schema};
 use penstock_bins::{Command as Cut, Routing, bin, range_of};
 use penstock_dataflow::{Worker, fabric};
 use penstock_files::{Chunk, Entry};
+use penstock_pace::{Cadence, Moves, Order, StepReport};
 
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
 use super::group::GroupConfig;
-use super::leader::{Cadence, Moves, Order, StepReport};
 use super::record::Record;
 use super::resident::Resident;
 use super::stats::Gauges;

@@ -5,26 +5,12 @@
 //! so that a timeline never runs backwards.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Mutex;
 
 use penstock_bins::{Costs, Routing, Stats, range_of};
 use penstock_bounded::Monitor;
 use penstock_files::Range;
 use serde::{Deserialize, Serialize};
-
-/// Nanoseconds since the Unix epoch of a monotonic instant.
-pub(crate) fn unix_ns(at: Instant) -> u64 {
-    static ANCHOR: OnceLock<(Instant, u64)> = OnceLock::new();
-    let (instant, unix) = *ANCHOR.get_or_init(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        (Instant::now(), since.as_nanos() as u64)
-    });
-    match at.checked_duration_since(instant) {
-        Some(later) => unix + later.as_nanos() as u64,
-        None => unix - instant.duration_since(at).as_nanos() as u64,
-    }
-}
 
 /// One slice that passed through the whole plan.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]

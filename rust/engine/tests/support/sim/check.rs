@@ -178,7 +178,7 @@ impl World {
     }
 
     /// A query that is finished stays so: asked again after a restart it gives nothing twice.
-    pub fn after_finish(&mut self, run: usize) {
+    pub fn after_finish(&mut self, run: usize, epoch: u64) {
         self.spark.runs[run].alive = false;
         let driver = self.spark.runs[run].driver;
         let stuck = self.processes.iter().find(|(_, one)| one.driver == driver && one.drains && !one.silent);
@@ -188,7 +188,22 @@ impl World {
         if !self.scenario.durable || self.times("finished again") > 0 {
             return self.end(None);
         }
-        // Every call of a user has ended, or does so with the engine.
+        if self.drivers[driver].alive && self.times("ended again") == 0 && self.dice.once_in(3) {
+            return self.lose_results(run, epoch);
+        }
+        // Every call of a user ends, without the engine's doing so, or with it.
+        let patience = if self.dice.once_in(2) { 12_000 } else { 0 };
+        self.after(patience, move |world| world.begin_again(driver, patience > 0));
+    }
+
+    fn begin_again(&mut self, driver: usize, patient: bool) {
+        if !self.drivers[driver].alive {
+            return self.end(None);
+        }
+        if patient {
+            self.reached("patient");
+            self.check_handles(driver);
+        }
         self.hear(driver, Event::Close);
         self.check_handles(driver);
         self.crash_driver(driver);
@@ -214,6 +229,39 @@ impl World {
                 job: 1,
             });
             world.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, planned_ms: None, committed });
+        });
+    }
+
+    /// A member dies with results of the final epoch, before the user has read them and asks for them again.
+    fn lose_results(&mut self, run: usize, epoch: u64) {
+        let has = |one: &super::hosts::Process| {
+            one.outputs.get(&epoch).is_some_and(|pieces| pieces.values().any(|rows| !rows.is_empty()))
+        };
+        let driver = self.spark.runs[run].driver;
+        let mine = self.processes.iter().filter(|(_, one)| one.driver == driver && !one.silent && has(one));
+        if let Some(member) = mine.map(|(member, _)| *member).next() {
+            self.reached("crash");
+            self.end_process(member, "it was killed with results");
+        }
+        self.after(300, move |world| {
+            if !world.drivers[driver].alive {
+                return world.end(None);
+            }
+            // Others may have left with results, too: what is not all there has to be given again.
+            let mine = world.processes.values().filter(|one| one.driver == driver);
+            let there: usize =
+                mine.filter_map(|one| one.outputs.get(&epoch)).flat_map(|one| one.values()).map(Vec::len).sum();
+            let given = world.spark.sink.get(&epoch).map_or(0, Vec::len);
+            if world.spark.ended_by == Some(driver) && there < given {
+                world.spark.sink.remove(&epoch);
+                world.spark.ends_again = true;
+            }
+            let committed = world.spark.commits.checked_sub(1);
+            let clock_ms = 1_000_000 + world.now as i64;
+            world.spark.runs[run].alive = true;
+            world.spark.runs[run].job += 1;
+            world.spark.runs[run].call = Some((epoch, true));
+            world.hear(driver, Event::Finish { query: QUERY.into(), clock_ms, committed });
         });
     }
 

@@ -60,6 +60,8 @@ pub enum Fault {
     Drain(u64, bool),
     /// The source gives other rows from now on.
     Unstable,
+    /// The user removes the offsets of the next batch that comes again before it does.
+    PlanAnew,
 }
 
 /// What goes wrong in a run.
@@ -89,7 +91,11 @@ impl World {
     }
 
     fn any_fault(&mut self) -> Fault {
-        match self.dice.below(37) {
+        match self.dice.below(42) {
+            37..39 => Fault::PlanAnew,
+            39 => Fault::Edit,
+            40 => Fault::Copy,
+            41 => Fault::PutBack,
             31..33 => Fault::CrashExecutor(self.dice.below(4)),
             33..35 => Fault::Silence(self.dice.below(3), self.dice.between(1, 900)),
             35 => Fault::NoSlots(self.dice.between(100, 5_000)),
@@ -204,10 +210,13 @@ impl World {
             }
             Fault::CutMesh => {
                 let groups = self.processes.values().filter_map(|one| one.group.as_ref());
-                if let Some(one) = groups.flat_map(|group| &group.loops).next() {
+                let loops: Vec<_> = groups.flat_map(|group| &group.loops).collect();
+                let which = self.spark.commits as usize % loops.len().max(1);
+                if let Some(one) = loops.get(which) {
                     one.abort();
                 }
             }
+            Fault::PlanAnew => self.spark.anew += 1,
             Fault::StoreDown(time) => self.storage.down_until = self.now + time,
             Fault::Stop => self.stop_run(),
             Fault::Edit => self.edit_run(),
@@ -300,8 +309,9 @@ impl World {
         let last = facts.and_then(|facts| facts.epoch).unwrap_or(0);
         // For an epoch to come, one that runs, or one that is over.
         let at_epoch = self.dice.once_in(3).then(|| last + self.dice.below(4));
+        let drains = self.dice.once_in(4);
         let moves = vec![Moving { query: QUERY.into(), handle, wish }];
-        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, drains: false, at_epoch });
+        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, drains, at_epoch });
         if self.dice.once_in(5) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use penstock_bins::{BinTable, Command, Routing, Shelf, number_of, range_of};
 use penstock_dataflow::fabric;
 
-use super::flow::{Loop, LoopSetup, Record, Share, Told};
+use super::flow::{End, Loop, LoopSetup, Record, Share, Told};
 use super::ledger::{Ledger, Out, Row, Value, hash};
 use super::planted;
 use super::storage::Storage;
@@ -97,7 +97,12 @@ impl World {
         }
         self.send(1_000 + member.0, driver as u64, move |world| {
             let delay = world.dice.below(40);
-            world.after(delay, move |world| world.hear(driver, Event::MemberLost { member, reason }));
+            world.after(delay, move |world| {
+                if world.dice.once_in(10) {
+                    world.hear(driver, Event::MemberLost { member, reason: reason.clone() });
+                }
+                world.hear(driver, Event::MemberLost { member, reason });
+            });
         });
     }
 
@@ -136,7 +141,10 @@ impl World {
                 }
             }
             MemberEffect::Tell { stamp, failure } => {
-                self.say(member, driver, Event::GroupFailed { query: QUERY.into(), stamp, failure });
+                let twice = self.dice.once_in(10).then(|| failure.clone());
+                for failure in std::iter::once(failure).chain(twice) {
+                    self.say(member, driver, Event::GroupFailed { query: QUERY.into(), stamp, failure });
+                }
             }
             MemberEffect::EndGroup { epoch } => {
                 process.group = None; // its tables leave their bins on the shelf
@@ -160,12 +168,13 @@ impl World {
                 self.later(member, 5, MemberEvent::Started(outcome));
             }
             MemberEffect::ReleaseInput(release) => self.release_input(member, release),
-            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch, .. } => {
+            MemberEffect::Migrate { handle, steps, max_pause_ms, drains, at_epoch } => {
                 let bits = process.bits;
                 let number = |(range, to): (Range, u32)| (number_of(range, bits).expect("a bin or part of one"), to);
                 let plain = |step: Vec<(Range, u32)>| step.into_iter().map(number).collect();
                 if let Some(group) = &mut process.group {
-                    group.loops[0].migrate(handle, steps.into_iter().map(plain).collect(), max_pause_ms, at_epoch);
+                    let steps = steps.into_iter().map(plain).collect();
+                    group.loops[0].migrate(handle, steps, max_pause_ms, drains, at_epoch);
                 }
             }
             MemberEffect::Recut { handle, recut } => {
@@ -296,13 +305,8 @@ impl World {
         let count = group.loops.len();
         for (at, one) in group.loops.iter_mut().enumerate() {
             let own: Vec<Row> = rows.iter().copied().skip(at).step_by(count).collect();
-            one.release(Share {
-                epoch: release.epoch,
-                slices: own.chunks(3).map(<[_]>::to_vec).collect(),
-                watermark: release.watermark,
-                clock: release.clock_ms,
-                finish: release.finish,
-            });
+            let end = End { watermark: release.watermark, clock: release.clock_ms, finish: release.finish };
+            one.release(Share { epoch: release.epoch, slices: own.chunks(3).map(<[_]>::to_vec).collect(), end });
         }
     }
 
@@ -315,18 +319,19 @@ impl World {
     fn turn(&mut self, member: MemberId, life: u64) {
         let Some(process) = self.processes.get_mut(&member) else { return };
         let Some(group) = process.group.as_mut().filter(|group| group.life == life) else { return };
-        let (stamp, driver) = (group.stamp, process.driver);
+        let (stamp, driver, now) = (group.stamp, process.driver, self.now);
         let (mut told, mut failed, mut busy) = (Vec::new(), None, false);
         for one in group.loops.iter_mut().filter(|one| one.has_work()) {
             let worker = one.index() as u32;
             let mut some = Vec::new();
-            match one.turn(&mut some) {
+            match one.turn(now, &mut some) {
                 Ok(more) => busy |= more,
                 Err(error) => failed = Some(error.to_string()),
             }
             told.extend(some.into_iter().map(|one| (worker, one)));
         }
         group.failed |= failed.is_some();
+        let moved = !told.is_empty() || busy;
         let mut events = Vec::new();
         for (worker, one) in told {
             match one {
@@ -363,8 +368,10 @@ impl World {
             if matches!(event, MemberEvent::EpochDone { .. }) {
                 self.reached("epoch done");
             }
-            self.check_owners(driver, stamp);
             self.tell_member(member, event);
+        }
+        if moved {
+            self.check_owners(driver, stamp);
         }
         if failed.is_none() {
             let pause = match (self.dice.once_in(6), busy) {

@@ -49,6 +49,10 @@ pub struct Spark {
     stages: BTreeMap<u64, Stage>,
     attempts: u64,
     pub finished: bool,
+    /// Whether the end of the input is asked for again since some of its results went with a member.
+    pub ends_again: bool,
+    /// The driver whose engine has run the final epoch.
+    pub ended_by: Option<usize>,
     /// Sinks that raise from now on, and tasks that die.
     pub bad_sinks: u32,
     pub bad_tasks: u32,
@@ -56,6 +60,10 @@ pub struct Spark {
     pub unstable: bool,
     /// Batches that were read before.
     fed: BTreeSet<u64>,
+    /// So many batches are planned anew when they are asked for again: the user removes their offsets.
+    pub anew: u32,
+    /// By batch, how often other rows were planned for it.
+    editions: BTreeMap<u64, u64>,
     /// A copy of the checkpoint: files, and how many batches were committed.
     copy: Option<(BTreeMap<String, Vec<u8>>, u64)>,
 }
@@ -63,6 +71,8 @@ pub struct Spark {
 impl World {
     /// The user starts the query from its checkpoint.
     pub fn spark_starts(&mut self, driver: usize) {
+        // Another program is told that the query has ended, and how to have the end again.
+        self.spark.ends_again &= self.spark.runs.last().is_some_and(|last| last.driver == driver);
         self.spark.runs.push(Run { driver, alive: true, next: self.spark.commits, call: None, job: 0 });
         let run = self.spark.runs.len() - 1;
         // A user may edit functions before starting again.
@@ -73,7 +83,8 @@ impl World {
     }
 
     fn rows_of(&self, epoch: u64) -> Vec<Row> {
-        let mut dice = Dice(self.scenario.seed ^ epoch.wrapping_mul(0x0B5E_55ED));
+        let edition = self.spark.editions.get(&epoch).copied().unwrap_or(0);
+        let mut dice = Dice(self.scenario.seed ^ epoch.wrapping_mul(0x0B5E_55ED) ^ edition << 48);
         let mut rows = Vec::new();
         // Some batches are of earlier rows only.
         let now = epoch as i64 * 40 - if dice.once_in(4) { 90 } else { 0 };
@@ -110,14 +121,30 @@ impl World {
             self.reached("finish called");
             return self.hear(driver, Event::Finish { query: QUERY.into(), clock_ms: wall, committed });
         }
+        self.plan_anew(run, epoch);
         let rows = self.rows_of(epoch);
         // Clocks jump.
         let jump = if epoch % 3 == 2 { 700 } else { 0 };
         let clock_ms = self.spark.offsets.entry(epoch).or_insert(Offsets { rows, clock: wall - jump }).clock;
         self.spark.runs[run].call = Some((epoch, false));
         self.reached("batch called");
+        let planned_ms = Some(clock_ms);
         let clock_ms = if super::planted("clock from the wall") { wall } else { clock_ms };
-        self.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms, planned_ms: None, committed });
+        self.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms, planned_ms, committed });
+    }
+
+    /// Before the query was started the user has removed the offsets of the batch that comes again; there may be other rows by now.
+    fn plan_anew(&mut self, run: usize, epoch: u64) {
+        let alone = (0..).zip(&self.spark.runs).all(|(at, one)| at == run || !one.alive);
+        if self.spark.anew == 0 || !alone || self.spark.offsets.remove(&epoch).is_none() {
+            return;
+        }
+        self.spark.anew -= 1;
+        if !self.dice.once_in(3) {
+            *self.spark.editions.entry(epoch).or_default() += 1;
+        }
+        self.spark.fed.remove(&epoch);
+        self.reached("planned anew");
     }
 
     /// Our function returns, or raises.
@@ -137,21 +164,26 @@ impl World {
         }
         match error {
             None if finish => {
-                if self.spark.finished {
+                if std::mem::take(&mut self.spark.ends_again) {
+                    self.reached("ended again");
+                    self.check_finish(epoch);
+                } else if self.spark.finished {
                     self.reached("finished again");
                 } else {
                     self.check_finish(epoch);
                     self.spark.finished = true;
                 }
-                self.after(0, move |world| world.after_finish(at));
+                self.after(0, move |world| world.after_finish(at, epoch));
             }
             None => {
                 self.reached("returned");
                 // Between the return and the commit anything may happen, a stop too.
-                let alive = self.spark.runs[at].alive;
+                let (alive, planned) = (self.spark.runs[at].alive, self.planned(epoch));
                 self.soon(12, move |world| {
                     let run = &world.spark.runs[at];
-                    if (run.alive && world.drivers[run.driver].alive) || (alive && world.dice.once_in(2)) {
+                    if world.planned(epoch) != planned {
+                        world.note(|| format!("batch {epoch} was planned anew before it was committed"));
+                    } else if (run.alive && world.drivers[run.driver].alive) || (alive && world.dice.once_in(2)) {
                         world.commit(at, epoch);
                     } else {
                         world.note(|| format!("batch {epoch} returned and was not committed"));
@@ -160,6 +192,11 @@ impl World {
             }
             Some(error) => self.query_fails(at, epoch, error),
         }
+    }
+
+    /// Spark's time of a batch as its offsets say it.
+    fn planned(&self, epoch: u64) -> Option<i64> {
+        self.spark.offsets.get(&epoch).map(|offsets| offsets.clock)
     }
 
     fn commit(&mut self, run: usize, epoch: u64) {
@@ -229,7 +266,20 @@ impl World {
                 return self.end(Some(error));
             }
             EngineError::Damaged { .. } if self.times("damage") > 0 => return self.end(Some(error)),
+            // One that was never whole, as the user knows: nobody was told that it is there.
+            EngineError::Damaged { name, .. } if self.torn.contains(name) => _ = self.storage.files.remove(name),
             EngineError::NotReplayable { .. } if self.spark.unstable => return self.end(Some(error)),
+            // The user knows why, and what the sink had.
+            EngineError::NotReplayable { note: Some(note), .. } if self.times("planned anew") > 0 => {
+                if self.storage.files.remove(note).is_none() {
+                    return self.violate(format!("{note} is not there: {error}"));
+                }
+            }
+            EngineError::NotReplayable { .. } | EngineError::Refused(_)
+                if self.times("planned anew") > 0 && !self.scenario.durable =>
+            {
+                return self.end(Some(error));
+            }
             EngineError::Abandoned { .. }
             | EngineError::Held { .. }
             | EngineError::Fenced { .. }
@@ -434,6 +484,9 @@ impl World {
             let run = &world.spark.runs[done.run];
             if run.alive && run.job == done.job {
                 for receipt in done.receipts.into_values() {
+                    if world.dice.once_in(20) {
+                        world.hear(driver, Event::Receipt { ticket: done.ticket, receipt });
+                    }
                     world.hear(driver, Event::Receipt { ticket: done.ticket, receipt });
                 }
                 world.reached("fed");
@@ -449,6 +502,9 @@ impl World {
         let Some(run) = self.spark.runs.iter().rposition(|run| run.driver == driver && run.call.is_some()) else {
             return self.violate("a sink for no call".into());
         };
+        if self.spark.runs[run].call.is_some_and(|(_, finish)| finish) {
+            self.spark.ended_by = Some(driver);
+        }
         let job = self.spark.runs[run].job;
         let calls = self.sinks.entry((run, job)).or_default();
         *calls += 1;
@@ -456,7 +512,7 @@ impl World {
             let calls = *calls;
             self.violate(format!("the sink of batch {epoch} is called {calls} times in one call"));
         }
-        if self.spark.finished {
+        if self.spark.finished && !self.spark.ends_again {
             self.violate("the sink of a finished query is called again".into());
         }
         let delay = self.dice.between(1, 30);

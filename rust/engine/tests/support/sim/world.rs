@@ -1,6 +1,6 @@
 //! Virtual time, who lives in it, and how messages travel.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_dataflow::Endpoint;
@@ -80,6 +80,9 @@ pub struct World {
     pub sinks: BTreeMap<(usize, u64), u32>,
     /// Number of the functions of the flow: edited ones have another.
     pub functions: u64,
+    /// What is written now arrives in part, where that can be; manifests that did.
+    tears: bool,
+    pub torn: BTreeSet<String>,
     /// What must not be, in the order found.
     pub violations: Vec<String>,
     /// Attempt by epoch, as the sink has it.
@@ -115,6 +118,8 @@ impl World {
             no_slots_until: 0,
             sinks: BTreeMap::new(),
             functions: 0,
+            tears: false,
+            torn: BTreeSet::new(),
             violations: Vec::new(),
             salts: BTreeMap::new(),
             trace,
@@ -256,6 +261,7 @@ impl World {
             types: "long".into(),
             version: 1,
             columns: String::new(),
+            reads: None,
         };
         let plan = Flow { operators: vec![operator], sources: vec!["rows".into()] };
         let functions = self.functions;
@@ -411,7 +417,13 @@ impl World {
     }
 
     fn write_manifest(&mut self, manifest: &Manifest) {
-        self.storage.files.insert(manifest.name(), crate::machine::encode(manifest));
+        let mut bytes = crate::machine::encode(manifest);
+        if std::mem::take(&mut self.tears) {
+            bytes.truncate(bytes.len() / 2);
+            self.torn.insert(manifest.name());
+            self.reached("manifest torn");
+        }
+        self.storage.files.insert(manifest.name(), bytes);
         self.reached("manifest written");
     }
 
@@ -436,9 +448,11 @@ impl World {
         let delay = self.store_delay(25);
         self.after(delay, move |world| {
             if !world.drivers[driver].alive {
-                // What was on its way to the store may still arrive.
+                // What was on its way to the store may still arrive, whole or not.
                 if world.dice.once_in(2) {
+                    world.tears = world.dice.once_in(2);
                     act(world);
+                    world.tears = false;
                 }
                 return;
             }
@@ -446,7 +460,9 @@ impl World {
                 Ok(()) => Ok(act(world)),
                 Err(happens) => {
                     if happens {
+                        world.tears = world.dice.once_in(2);
                         act(world);
+                        world.tears = false;
                     }
                     Err(StoreError::Unavailable("the store is down".into()))
                 }

@@ -23,8 +23,8 @@ use penstock_bins::{Command, ControlError, ControlInput, Migration, Routing, Sch
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
-use super::stats::unix_ns;
-use super::{CLOSE, MARK, SEAL};
+use crate::anchor::unix_ns;
+use crate::{CLOSE, MARK, Probes, behind_seal, first};
 
 /// How the steps of a migration follow one another. By default one by one, each as soon as the one before is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,17 +44,20 @@ impl From<Option<Duration>> for Cadence {
 
 /// A migration as the host hands it in.
 #[derive(Clone, Debug)]
-pub(crate) struct Order {
-    pub(crate) handle: u64,
-    pub(crate) plan: Moves,
-    pub(crate) cadence: Cadence,
+pub struct Order {
+    /// Names it.
+    pub handle: u64,
+    /// What moves.
+    pub plan: Moves,
+    /// How its steps follow one another.
+    pub cadence: Cadence,
     /// The epoch that it is prepared for; by default it begins when those asked for before have ended.
-    pub(crate) at_epoch: Option<u64>,
+    pub at_epoch: Option<u64>,
 }
 
 /// What a migration moves.
 #[derive(Clone, Debug)]
-pub(crate) enum Moves {
+pub enum Moves {
     /// These bins to these workers, step by step.
     Steps(Vec<Vec<(u32, u32)>>),
     /// Those of these bins that are elsewhere when it begins, in steps that are planned then.
@@ -115,7 +118,7 @@ pub struct StepReport {
     pub paused_ns: u64,
     /// Steps of the migration's list that were taken together.
     pub planned: u32,
-    /// The epoch from which it holds, and the slice of it: at most [`MARK`](super::MARK)` + 1` where that is all of the epoch.
+    /// The epoch from which it holds, and the slice of it: at most [`MARK`]` + 1` where that is all of the epoch.
     pub epoch: u64,
     /// See `epoch`.
     pub slice: u32,
@@ -123,27 +126,13 @@ pub struct StepReport {
 
 /// A migration that has ended.
 #[derive(Clone, Debug)]
-pub(crate) struct Migrated {
-    pub(crate) handle: u64,
+pub struct Migrated {
+    /// Names it.
+    pub handle: u64,
     /// The completed steps.
-    pub(crate) steps: Vec<StepReport>,
+    pub steps: Vec<StepReport>,
     /// Why the step behind them was refused: nothing of it moved, and no further step was issued.
-    pub(crate) refused: Option<Refusal>,
-}
-
-/// What the workers can see of time.
-pub(crate) struct Probes {
-    /// The least data that any worker has still to send.
-    pub(crate) input: ProbeHandle<FlowTime>,
-    /// The least control that the leader has still to send.
-    pub(crate) control: ProbeHandle<FlowTime>,
-    /// The least time of which output may still come.
-    pub(crate) output: ProbeHandle<FlowTime>,
-}
-
-/// The frontier, which is one time or none: flow time is totally ordered.
-pub(crate) fn first(probe: &ProbeHandle<FlowTime>) -> Option<FlowTime> {
-    probe.with_frontier(|frontier| frontier.first().copied())
+    pub refused: Option<Refusal>,
 }
 
 struct Running {
@@ -204,7 +193,7 @@ impl Running {
         let (step, bins) = (self.steps.len() as u32, commands.len() as u32);
         let told: u32 = self.steps.iter().map(|step| step.planned).sum();
         let planned = self.migration.progress().steps_issued as u32 - told;
-        debug_assert!(time.slice > SEAL, "nothing moves at a seal");
+        debug_assert!(time >= behind_seal(time.epoch), "nothing moves at a seal");
         match control.schedule(time, commands) {
             Ok(()) => {
                 let now = unix_ns(at);
@@ -220,7 +209,7 @@ impl Running {
 }
 
 /// See the module.
-pub(crate) struct Leader {
+pub struct Leader {
     control: ControlInput<FlowTime>,
     /// Migrations that wait for those before to end.
     queue: VecDeque<Order>,
@@ -237,7 +226,9 @@ pub(crate) struct Leader {
 }
 
 impl Leader {
-    pub(crate) fn new(control: ControlInput<FlowTime>) -> Self {
+    /// Leads with this input; what is to move is asked for later.
+    #[must_use]
+    pub fn new(control: ControlInput<FlowTime>) -> Self {
         let (queue, prepared, running) = Default::default();
         Leader { control, queue, prepared, running, turn: None, given: None, held: None }
     }
@@ -282,9 +273,10 @@ impl Leader {
         probes: &Probes,
         feeding: Option<u64>,
         window: u32,
+        now: Instant,
         done: &mut dyn FnMut(Migrated),
     ) -> bool {
-        self.pace(probes, feeding, window) | self.migrate(&probes.output, done)
+        self.pace(probes, feeding, window) | self.migrate(&probes.output, now, done)
     }
 
     fn advance(&mut self, time: FlowTime) {
@@ -295,14 +287,15 @@ impl Leader {
     /// and goes on to the next epoch when all else of this one is done: until then a migration can still take effect in it.
     fn pace(&mut self, probes: &Probes, feeding: Option<u64>, window: u32) -> bool {
         let held = self.time();
-        if held.slice == SEAL {
-            self.advance(FlowTime::new(held.epoch, SEAL + 1));
+        let begin = behind_seal(held.epoch);
+        if held < begin {
+            self.advance(begin);
             return true;
         }
         let Some(epoch) = feeding.filter(|epoch| *epoch >= held.epoch) else { return false };
         let (Some(sent), Some(reached)) = (first(&probes.input), first(&probes.output)) else { return false };
         let target = if reached == FlowTime::new(epoch, CLOSE) {
-            FlowTime::new(epoch + 1, SEAL + 1)
+            behind_seal(epoch + 1)
         } else if sent <= FlowTime::new(epoch, MARK) {
             FlowTime::new(epoch, MARK + 1)
         } else if sent.epoch == epoch {
@@ -316,7 +309,7 @@ impl Leader {
         let target = due.map_or(target, |due| target.min(due));
         // What takes effect between two epochs waits for the next such time.
         let between = self.running.iter().any(|running| running.waits(held));
-        let target = if between { target.min(FlowTime::new(held.epoch + 1, SEAL + 1)) } else { target };
+        let target = if between { target.min(behind_seal(held.epoch + 1)) } else { target };
         if target <= held {
             return false;
         }
@@ -324,7 +317,7 @@ impl Leader {
         true
     }
 
-    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
+    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, at: Instant, done: &mut dyn FnMut(Migrated)) -> bool {
         if let Some(held) = self.held {
             // Also when nothing is to move: what was sent at that time waits for it, and who leaves for what it has of that. Within its
             // epoch control may always go on; the next one comes when all else of this one is done.
@@ -333,12 +326,12 @@ impl Leader {
                 self.advance(next);
             }
         }
-        let (time, at) = (self.time(), Instant::now());
+        let time = self.time();
         let mut busy = false;
         let mut refused = BTreeMap::new();
         let (mut begin, mut prepared) = (Vec::new(), Vec::new());
         for (epoch, order) in std::mem::take(&mut self.prepared) {
-            if time < FlowTime::new(epoch, SEAL + 1) {
+            if time < behind_seal(epoch) {
                 prepared.push((epoch, order));
                 continue;
             }
