@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import cloudpickle
 import pyarrow.compute as pc
@@ -16,7 +17,10 @@ import penstock as pk
 
 pytest.importorskip("pyspark")
 
+from penstock.errors import EngineError
 from penstock.spark._engine.program import Program
+from penstock.spark._engine.queries import Queries
+from penstock.spark._engine.stream import Stream
 
 SCHEMA = "k bigint, v bigint"
 
@@ -56,7 +60,7 @@ def test_a_program_tells_of_each_source() -> None:
     assert Program.of(timed.join(silent, on="k")).idle_after_ms == (None, 1_000)
     assert Program.of(silent).idle_after_ms == (), "nothing else moves the watermark"
     turned = Program.of(plain.join(timed, on="k"))
-    misfit = turned.misfit(Program.of(timed.join(plain, on="k")), durable=False)
+    misfit = turned.misfit(Program.of(timed.join(plain, on="k")))
     assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"
 
 
@@ -65,7 +69,7 @@ def test_members_are_fed_what_is_read() -> None:
     alone, late = Program.of(flow.agg(n=pk.count())), Program.of(flow.agg(n=pk.count()), late=print)
     assert [one.read["input"].names for one in (alone, late)] == [["k", "t"], ["k", "t", "v"]]
     assert not alone.same_functions(late), "members that take other columns are told"
-    assert late.misfit(alone, durable=False) is None, "taking late rows is no edit of the flow"
+    assert late.misfit(alone) is None, "taking late rows is no edit of the flow"
     assert (alone.beside.names, late.beside.names) == (["k", "t"], ["k", "t", "v"]), "what members have of late rows"
 
     def sift(start: Any, end: Any, k: int, n: int) -> Any:
@@ -84,13 +88,12 @@ def test_a_key_of_another_type_is_refused_by_its_name() -> None:
         return Program.of(pk.Flow(f"k {key}, v bigint", name="rows").key_by("k").agg(n=pk.count()))
 
     before, after = counts("bigint"), counts("string")
-    assert after.misfit(before, durable=False) == "column 'k' of source 'rows' is string, and was int64"
+    assert after.misfit(before) == "column 'k' of source 'rows' is string, and was int64"
     # Where state is durable operators decide, which say the types of their keys.
     assert [one.operators[0]["types"] for one in (before, after)] == [
         "Int64 -> count with updates",
         "Utf8 -> count with updates",
     ]
-    assert after.misfit(before, durable=True) is None
 
 
 def test_operators_say_what_their_state_is_made_of() -> None:
@@ -118,13 +121,13 @@ def test_operators_say_what_their_state_is_made_of() -> None:
 
 def test_edited_functions_go_on_and_are_not_the_same() -> None:
     before = keyed(counting(1))
-    assert keyed(counting(1)).misfit(before, durable=False) is None
+    assert keyed(counting(1)).misfit(before) is None
     edited = keyed(counting(100))
-    assert edited.misfit(before, durable=False) is None and not edited.same_functions(before)
+    assert edited.misfit(before) is None and not edited.same_functions(before)
     renamed = keyed(lambda state, k, v: (state, (k, v)), columns=["k", "v"])
-    assert renamed.misfit(before, durable=False) is None and not renamed.same_functions(before)
+    assert renamed.misfit(before) is None and not renamed.same_functions(before)
     other = keyed(lambda state, v: (state, (v, v)), columns=["v"])
-    assert other.misfit(before, durable=False) is None and not other.same_functions(before), "the values that it takes"
+    assert other.misfit(before) is None and not other.same_functions(before), "the values that it takes"
     flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
     assert Program.of(flow).same_functions(Program.of(flow)), "no functions"
 
@@ -132,23 +135,21 @@ def test_edited_functions_go_on_and_are_not_the_same() -> None:
 def test_what_the_state_was_made_under_may_not_change() -> None:
     before = keyed(counting(1))
     other = Program.of(pk.Flow(SCHEMA).key_by("v").stateful_map(counting(1), schema="k bigint, n bigint"))
-    assert "its step 0 (key_by)" in str(other.misfit(before, durable=False))
+    assert "its step 0 (key_by)" in str(other.misfit(before))
     longer = Program.of(before.flow.map_batches(lambda batch: batch))
-    assert longer.misfit(before, durable=False) == "it has other steps"
+    assert longer.misfit(before) == "it has other steps"
     late = Program.of(pk.Flow("k bigint, ts timestamp", event_time="ts"))
     plain = Program.of(pk.Flow("k bigint, ts timestamp"))
-    assert "its columns or options" in str(plain.misfit(late, durable=False))
+    assert "its columns or options" in str(plain.misfit(late))
 
     def group(state: str, timeout: str = "NoTimeout") -> Program:
         flow = pk.Flow(SCHEMA).key_by("k")
         step = flow.apply_in_pandas_with_state(lambda key, frames, state: [], "k bigint", state, "update", timeout)
         return Program.of(step)
 
-    assert group("n bigint").misfit(group("n bigint"), durable=False) is None
-    assert "state of its function 0 was n: int64, and is n: string" in str(
-        group("n string").misfit(group("n bigint"), durable=False)
-    )
-    changed = group("n bigint", "ProcessingTimeTimeout").misfit(group("n bigint"), durable=False)
+    assert group("n bigint").misfit(group("n bigint")) is None
+    assert "state of its function 0 was n: int64, and is n: string" in str(group("n string").misfit(group("n bigint")))
+    changed = group("n bigint", "ProcessingTimeTimeout").misfit(group("n bigint"))
     assert changed == "timeout of its function 0 was NoTimeout, and is ProcessingTimeTimeout"
 
 
@@ -167,12 +168,19 @@ def test_a_module_that_workers_have_imported(helper: Path, way: str) -> None:
         function = {"itself": module.twice, "through another": user.f, "in a function": inside}[way]
         return Program.of(pk.Flow(SCHEMA).map_batches(function))
 
-    before = program()
+    before, another = program(), Program.of(pk.Flow(SCHEMA).map_batches(lambda batch: batch))
     assert set(before.sources) <= {"penstock_test_helper", "penstock_test_user"}, "the user's modules only"
-    assert program().misfit(before, durable=False) is None
     helper.write_text("def twice(batch):\n    return batch.slice(0, 0)\n")
     importlib.reload(module)
-    assert "the source of module penstock_test_helper has changed" in str(program().misfit(before, durable=False))
+    # Whichever query comes with it, and whatever came between: what was imported stays.
+    queries, setup = Queries("e"), MagicMock()
+    for number, one in enumerate([before, before, another]):
+        queries.of(setup, one, f"q{number}", f"name {number}", Stream(None), None)
+    with pytest.raises(EngineError, match=r"module penstock_test_helper, which Spark query q3 \(name 3\) uses, has ch"):
+        queries.of(setup, program(), "q3", "name 3", Stream(None), None)
+    with pytest.raises(EngineError, match=r"register_pickle_by_value\(penstock_test_helper\) before, or start a new"):
+        queries.of(setup, program(), "q0", "name 0", Stream(None), None)
+    queries.of(setup, before, "q4", "name 4", Stream(None), None)
 
 
 def test_modules_of_packages_are_not_the_users() -> None:
@@ -194,4 +202,4 @@ def test_a_module_pickled_by_value_may_change(helper: Path) -> None:
         after = Program.of(pk.Flow(SCHEMA).map_batches(module.twice))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    assert after.misfit(before, durable=False) is None and not after.same_functions(before)
+    assert after.misfit(before) is None and not after.same_functions(before)

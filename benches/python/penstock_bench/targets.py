@@ -230,7 +230,12 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "the same until the first batch is done, beside Spark with RocksDB", 3.0, "recovery", r"restart.*=1000000\b"
     ),
-    Target("rescale from 1 to 2 workers while saturated: throughput afterwards", 1.7, "rescale", r"rate.*=1000000\b"),
+    Target(
+        "rescale from 1 to 2 workers, saturated with 20 µs of work a record: throughput afterwards",
+        1.7,
+        "rescale",
+        r"rate.*=1000000\b",
+    ),
     Target(
         "the same: pause in seconds, 1 M keys, median of the runs",
         0.1,

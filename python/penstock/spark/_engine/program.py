@@ -142,14 +142,11 @@ class Program:
         """Whether members that run the other one need not be told; False also where that cannot be known."""
         return self.plan == other.plan and self.calls == other.calls
 
-    def misfit(self, other: Program, durable: bool) -> str | None:
-        """Why this one cannot go on from the state of another one here; None when it can.
+    def misfit(self, other: Program) -> str | None:
+        """Why this one cannot go on from the state in memory of another one; None when it can.
 
         Of durable state the operators tell what fits, which is decided by the protocol.
         """
-        return (None if durable else self._other_state(other)) or self._other_modules(other)
-
-    def _other_state(self, other: Program) -> str | None:
         now, before = (", ".join(program.flow.sources) for program in (self, other))
         if now != before:
             return f"its sources are {now}, in this order, those of the flow before were {before}"
@@ -174,15 +171,6 @@ class Program:
             for key, now, before in zip(_BINDING, one, two, strict=True):
                 if now != before:
                     return f"{key} of its function {at} was {before}, and is {now}"
-        return None
-
-    def _other_modules(self, other: Program) -> str | None:
-        changed = sorted(name for name, mark in self.sources.items() if other.sources.get(name, mark) != mark)
-        if changed:
-            return (
-                f"the source of module {changed[0]} has changed, and workers keep a module that they have imported:"
-                f" call cloudpickle.register_pickle_by_value({changed[0]}) before, or start a new engine"
-            )
         return None
 
 

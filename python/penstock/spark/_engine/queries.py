@@ -36,6 +36,9 @@ class Queries:
         self._lock = threading.Lock()
         self._held: dict[str, Query] = {}
         self._names: dict[str, str] = {}
+        #: Marks of the modules that workers may have imported, see `Program.sources`: they keep them, whichever query
+        #: they did so for, and whether it is there or not.
+        self._modules: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -89,10 +92,12 @@ class Queries:
         Raises
         ------
         EngineError
-            When it has state of another flow or at another place, or another query has its state there.
+            When it has state of another flow or at another place, or another query has its state there, or its
+            functions are of a module whose source has changed since workers imported it.
         """
         url = None if storage is None else storage.url
         with self._lock:
+            self.refuse_edits(program, query_id, name)
             found = self._held.get(query_id)
             if found is not None:
                 if _place(found.checkpoint) != _place(url):
@@ -101,7 +106,7 @@ class Queries:
                         f" {self._engine}, not at {url}: drop the query, then start it again",
                         query=query_id,
                     )
-                misfit = program.misfit(found.program, durable=storage is not None)
+                misfit = None if storage is not None else program.misfit(found.program)
                 if misfit is not None:
                     raise EngineError(
                         f"Spark query {query_id} ({found.name}) has state of another flow in engine {self._engine}:"
@@ -109,6 +114,7 @@ class Queries:
                         " flow",
                         query=query_id,
                     )
+                self._modules |= program.sources
                 return found
             here = _place(url)
             other = next(
@@ -125,7 +131,20 @@ class Queries:
             made = Query(setup, program, query_id, label, stream, storage)
             self._held[query_id] = made
             self._names[query_id] = label
+            self._modules |= program.sources
             return made
+
+    def refuse_edits(self, program: Program, query_id: str, name: str) -> None:
+        """Raise an EngineError where workers have a module of a program's already whose source has changed since."""
+        marks = program.sources
+        changed = next((one for one in sorted(marks) if self._modules.get(one, marks[one]) != marks[one]), None)
+        if changed is not None:
+            raise EngineError(
+                f"the source of module {changed}, which Spark query {query_id} ({name}) uses, has changed, and the"
+                f" workers of engine {self._engine} keep what they have imported: call"
+                f" cloudpickle.register_pickle_by_value({changed}) before, or start a new engine",
+                query=query_id,
+            )
 
     def drop(self, query: Query, check: Check) -> None:
         """Forget a query, here and at the members.
