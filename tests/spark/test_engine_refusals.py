@@ -270,6 +270,26 @@ def test_another_flow(engine: pk.Engine, runs: Runs) -> None:
     assert state(runs.kept) == counted(3)
 
 
+def test_another_flow_of_equal_types(engine: pk.Engine, runs: Runs) -> None:
+    """The state of one column is none of another's; whoever says that it is may go on."""
+    runs.add(2)
+    runs.run(engine)
+    engine.drop(runs.function.query_id)
+    runs.add()
+    rows = pk.Flow("k bigint, v bigint")
+    others = (
+        (rows.key_by("v").agg(n=pk.count(), total=pk.sum("v")), "of columns v; v"),
+        (rows.key_by("k").agg(n=pk.count(), total=pk.sum("k")), "of columns k; k"),
+    )
+    for other, columns in others:
+        error = runs.fails(engine, other)
+        assert "of columns k; v," in str(error) and columns in str(error)
+        assert 'say name="agg" in that step if it is the same one under other names' in str(error)
+    assert sorted(runs.kept.batches) == [0, 1]
+    runs.run(engine, rows.key_by("k").agg(name="agg", n=pk.count(), total=pk.sum("v")))
+    assert state(runs.kept) == counted(3)
+
+
 def test_two_engines(cluster: Any, engine: pk.Engine, runs: Runs) -> None:
     def fails(df: Any, batch_id: int) -> None:
         raise OSError("not now")

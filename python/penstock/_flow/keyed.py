@@ -156,8 +156,9 @@ class KeyedSteps(FlowBase):
         The name of a step with state is that of its state in a checkpoint, and stands in
         `explain` and errors: 1 to 100 printable characters without a slash, of no other step.
         A query that is started again goes on from each state by its name, wherever the step
-        stands then. Steps without one are ``agg``, ``agg-2`` and so on, in their order; who
-        gives a step that name goes on from the state that it had without.
+        stands then. Steps without one are ``agg``, ``agg-2`` and so on, in their order, and go
+        on with the same columns only; who gives a step that name goes on from the state that
+        it had without.
 
         An input that ends is one epoch, so "update" gives a row per key there, too. An `agg`
         or `top` behind it takes final values only: beside a Spark query such a flow says
