@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
+import venv
+from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
@@ -69,3 +74,34 @@ def test_a_module_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) ->
     assert "addPyFile before the engine starts, install it on the executors" in str(caught.value)
     assert "register_pickle_by_value(only_at_the_driver)" in str(caught.value)
     assert functions.load_at_member(functions.dump([len], "it")) == [len]
+
+
+def test_files_of_installed_packages_are_not_the_users() -> None:
+    for module in (os, subprocess, pa, pytest, pk, functions):
+        assert not functions._is_users(module.__file__), module
+    assert functions._is_users(__file__)
+
+
+def test_a_program_below_the_prefix_of_python_is_the_users(tmp_path: Path) -> None:
+    """As in /usr/local/app of an image whose Python is in /usr/local, or beside the packages of an environment."""
+    venv.create(tmp_path, symlinks=True)
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "steps.py").write_text("def twice(x):\n    return 2 * x\n")
+    script = """
+import pathlib, sys
+import steps
+from penstock.spark._tasks import functions
+pickled = functions.dump([steps.twice], "it")
+before = functions.sources(pickled)
+pathlib.Path(steps.__file__).write_text("def twice(x):\\n    return 2 * x + 1\\n")
+print(sorted(before), before != functions.sources(pickled), steps.__file__.startswith(sys.prefix))
+"""
+    ours = [str(Path(pk.__file__).parents[1]), *(path for path in sys.path if path.endswith("-packages"))]
+    done = subprocess.run(
+        [tmp_path / "bin" / "python", "-c", script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(folder), *ours])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "['steps'] True True\n", done.stdout + done.stderr

@@ -20,9 +20,11 @@ from penstock.errors import ConfigError
 
 __all__ = ["dump", "load", "load_at_member", "sources"]
 
-#: Where Python, installed packages and this package are.
+#: Where Python's library, installed packages and this package are. Not all that `sysconfig` names: its scripts, headers
+#: and data are below the prefix of Python, where programs of users may be, too.
 _FOLDERS = {
-    *sysconfig.get_paths().values(),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *site.getsitepackages(),
     site.getusersitepackages(),
     os.path.dirname(str(sys.modules[__name__.partition(".")[0]].__file__)),
 }
