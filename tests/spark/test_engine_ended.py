@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,61 @@ def test_a_query_that_cannot_come_back_is_dropped(
     assert engine._ended._thread is None
 
 
+def test_a_query_that_failed_without_a_checkpoint_is_dropped(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark keeps the checkpoint that it made for it, which nobody can name."""
+
+    def sink(df: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            raise ValueError("the disk is full")
+
+    query = started(cluster, engine, tmp_path, 2, sink=sink, processingTime="0 seconds")
+    with pytest.raises(Exception, match="the disk is full"):
+        query.awaitTermination(120)
+    life = engine._ended._lives[query.id]
+    wait_for(lambda: life.gone is not None, what="it is seen that it cannot come back")
+    assert query.id in engine.queries and engine._ended._exists(life.checkpoint), "it is kept for a while"
+    monkeypatch.setattr(engine._ended, "_linger", 0.0)
+    wait_for(lambda: query.id not in engine.queries, what="it is dropped")
+    wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
+    # One whose checkpoint has a name may come back.
+    function = engine.foreach_batch(COUNTS, sink)
+    for batch in range(2):
+        write(cluster, tmp_path / "other", batch, numbers(cluster, batch))
+    query = stream(cluster, tmp_path / "other", SCHEMA, function, tmp_path / "check")
+    with pytest.raises(Exception, match="the disk is full"):
+        query.awaitTermination(120)
+    life = engine._ended._lives[query.id]
+    wait_for(lambda: life.next > time.monotonic() + 2, what="it is looked at now and then")
+    assert life.ended and life.gone is None and query.id in engine.queries
+
+
+@pytest.mark.parametrize(
+    ("flow", "rows"),
+    [
+        (pk.Flow(SCHEMA, event_time="v").key_by("k").window(pk.tumbling("1h")).agg(n=pk.count()), 7),
+        (COUNTS, 0),
+    ],
+    ids=["rows", "nothing"],
+)
+def test_a_finished_query_stays_while_there_is_something_to_read(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: pk.Flow, rows: int
+) -> None:
+    query = started(cluster, engine, tmp_path, 1, flow, processingTime="0 seconds")
+    query.processAllAvailable()
+    query.stop()
+    rest = engine.finish(query)
+    monkeypatch.setattr(engine._ended, "_linger", 0.0)
+    wait_for(lambda: query.id not in engine._ended._lives, what="its end is told")
+    assert (query.id in engine.queries) == (rows > 0)
+    assert to_table(rest).num_rows == rows
+    if rows:
+        assert bag(to_table(engine.finish(query))) == bag(to_table(rest))
+        engine.drop(query)
+    wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
+
+
 class Thread:
     """Of the JVM's kind."""
 
@@ -219,14 +275,18 @@ class Thread:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Makes the watch of an engine, for which a checkpoint is there as long as its place is in a set."""
+    """Makes the watch of an engine, for which a checkpoint is there as long as its place is in a set.
+
+    Those of some queries are Spark's own.
+    """
     monkeypatch.setattr("penstock.spark._engine.ended._LOOK_S", 0.01)
     monkeypatch.setattr("penstock.spark._engine.ended._AGAIN_S", 0.02)
     made: list[Ended] = []
 
-    def make(linger: float, there: set[str | None], gone: list[str]) -> Ended:
+    def make(linger: float, there: set[str | None], gone: list[str], temporary: Collection[str] = ()) -> Ended:
         watch = Ended(None, "test", linger, gone.append)
         monkeypatch.setattr(watch, "_checkpoint", lambda query_id: f"checkpoint of {query_id}")
+        monkeypatch.setattr(watch, "_is_temporary", temporary.__contains__)
         monkeypatch.setattr(watch, "_exists", there.__contains__)
         made.append(watch)
         return watch
@@ -275,6 +335,33 @@ def test_what_goes_wrong_with_one_query_holds_up_no_other(watched: Any, monkeypa
         watch.saw(name, thread)
     wait_for(lambda: sorted(gone) == ["bad", "good"], what="both are told")
     wait_for(lambda: watch._thread is None, what="the thread has ended")
+
+
+def test_a_checkpoint_of_sparks_own_is_no_way_back(watched: Any) -> None:
+    gone: list[str] = []
+    watch = watched(0.0, {"checkpoint of failed", "checkpoint of other"}, gone, {"failed"})
+    for number, name in enumerate(("other", "failed")):
+        watch.saw(name, thread := Thread(number))
+        thread.alive = False
+    wait_for(lambda: gone == ["failed"], what="it is told")
+    assert set(watch._lives) == {"other"}
+    watch.forget("other")
+
+
+def test_an_end_that_could_not_be_taken_is_told_again(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    watch = watched(0.0, set(), told)
+
+    def busy(query_id: str) -> None:
+        told.append(query_id)
+        if len(told) < 3:
+            raise EngineError("a batch of query q runs")
+
+    monkeypatch.setattr(watch, "_gone", busy)
+    watch.saw("q", thread := Thread(1))
+    thread.alive = False
+    wait_for(lambda: watch._thread is None, what="nothing is left to tell")
+    assert told == ["q"] * 3
 
 
 def test_a_checkpoint_that_is_deleted_after_the_end_is_noticed(watched: Any) -> None:

@@ -549,7 +549,9 @@ class Engine:
 
         Notes
         -----
-        The query's worker threads, connections and state end here; what came out stays.
+        The query's worker threads, connections and state end here; what came out stays, with a thread at each worker
+        that answers for it. Nobody but you knows when all of it was read: `drop` the query then, in an engine that
+        lives on. Where nothing came out, it is dropped as other queries that have ended.
 
         It is final: the checkpoint of a query with durable state is finished, and a restart that brings more rows is an
         `EngineError`. Do not call it to restart or deploy; stop the query for that.
@@ -574,12 +576,12 @@ class Engine:
         Started again, a query with durable state goes on from its checkpoint, and one without state from its batch; one
         that kept state in memory ends with `StateLost`.
 
-        This happens by itself to a query that has ended and cannot come back, after `linger` seconds, unless
-        `finish` was called: its Spark query is not active any more, and its checkpoint does not exist. Spark deletes
-        the checkpoint that it made itself (no ``checkpointLocation``) when such a query is stopped or done, but keeps
-        it when the query failed. A query whose checkpoint exists can be started again at any time: it is kept until it
-        is dropped, its checkpoint deleted (which is noticed within half a minute) or the engine closed. Queries that
-        are called by hand, without a stream, are kept until they are dropped or the engine closed.
+        This happens by itself to a query that has ended and cannot come back, after `linger` seconds, unless `finish`
+        gave rows: its Spark query is not active any more, and it had no ``checkpointLocation``, or that does not exist.
+        (Without one Spark makes a temporary checkpoint. It keeps that of a query that failed, but a query is not
+        started from it again.) A query whose checkpoint exists can be started again at any time: it is kept until it is
+        dropped, its checkpoint deleted (which is noticed within half a minute) or the engine closed. Queries that are
+        called by hand, without a stream, are kept until they are dropped or the engine closed.
         """
         self._require_open()
         found = self._queries.find(query)
@@ -598,8 +600,8 @@ class Engine:
     def _gone(self, query_id: str) -> None:
         """A Spark query has ended and cannot come back; what `finish` gave stays readable."""
         found = self._queries.get(query_id)
-        if found is not None and not found.finished and self._state == "open":
-            log.info("engine %s drops query %s, which has ended: its checkpoint is gone", self.name, found.name)
+        if found is not None and not found.gave_rest and self._state == "open":
+            log.info("engine %s drops query %s, which has ended and cannot come back", self.name, found.name)
             self._drop(found)
 
     def migrate(

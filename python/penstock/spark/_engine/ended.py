@@ -1,12 +1,13 @@
 """Which Spark queries of an engine have ended for good.
 
 Owns: looking at the queries that have had a batch, and telling of those that have ended and cannot come back. A Spark
-query is its checkpoint: while that exists the query can be started again under its id. Spark deletes the checkpoint
-that it made itself when the query is stopped or done, and keeps it when the query failed. One that is there at the
-end of its query is looked at again, at a slow pace: somebody may delete it.
+query is its checkpoint: while that exists the query can be started again under its id. A checkpoint that Spark made
+itself, since none was given, is for one run: Spark deletes it when the query is stopped or done, and keeps it when the
+query failed, for people to look at, in a folder that nobody has named. So such a query cannot come back. One that
+somebody has named and that is there at the end of its query is looked at again, at a slow pace: somebody may delete it.
 
-Invariants: one thread at most, which ends when there is nothing to look at; each end is told once. What cannot be found
-out counts as a query that may come back.
+Invariants: one thread at most, which ends when there is nothing to look at; each end is told once, and where that
+fails again at the slow pace. What cannot be found out counts as a query that may come back.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.spark._engine.progress import StreamFacts
+
 __all__ = ["Ended"]
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two looks at a query that runs, or that waits to be told of.
 _LOOK_S = 0.5
-#: The same of one that has ended and may come back.
+#: The same of one that has ended and may come back, or could not be told of.
 _AGAIN_S = 30.0
 
 
@@ -37,6 +40,8 @@ class _Life:
     number: int
     #: Where its checkpoint is; None where that cannot be found out.
     checkpoint: str | None
+    #: Whether Spark made that for this run alone.
+    temporary: bool
     #: Whether it was seen to have ended.
     ended: bool = False
     #: Since when it cannot come back, and when it is looked at next, of `time.monotonic`.
@@ -56,7 +61,7 @@ class Ended:
     linger : float
         Seconds between the time at which a query has ended and cannot come back, and `gone`.
     gone : callable
-        Called with the id of each query that cannot come back, in the thread here.
+        Called with the id of each query that cannot come back, in the thread here; again, later, where it raises.
     """
 
     def __init__(self, spark: Any, name: str, linger: float, gone: Callable[[str], None]) -> None:
@@ -77,7 +82,7 @@ class Ended:
             known = self._lives.get(query_id)
         if known is not None and known.number == number:
             return
-        life = _Life(thread, number, self._checkpoint(query_id))
+        life = _Life(thread, number, self._checkpoint(query_id), self._is_temporary(query_id))
         with self._lock:
             self._lives[query_id] = life
             if self._thread is None and not self._closing:
@@ -140,7 +145,7 @@ class Ended:
         life.next = now + _LOOK_S
         if not life.ended:
             return False
-        if self._exists(life.checkpoint):
+        if not life.temporary and self._exists(life.checkpoint):
             life.gone, life.next = None, now + _AGAIN_S
             return False
         life.gone = now if life.gone is None else life.gone
@@ -150,11 +155,15 @@ class Ended:
         with self._lock:
             if self._lives.get(query_id) is not life:
                 return  # it runs again
-            del self._lives[query_id]
         try:
             self._gone(query_id)
         except Exception:
-            log.exception("query %s has ended and could not be dropped", query_id)
+            life.next = time.monotonic() + _AGAIN_S
+            log.exception("query %s has ended and could not be dropped, which is tried again", query_id)
+            return
+        with self._lock:
+            if self._lives.get(query_id) is life:
+                del self._lives[query_id]
 
     # The JVM
 
@@ -170,6 +179,10 @@ class Ended:
         except Exception as error:
             log.debug("query %s: its checkpoint cannot be found out: %s", query_id, error)
             return None
+
+    def _is_temporary(self, query_id: str) -> bool:
+        """Whether its checkpoint is known to be Spark's own, of this run alone."""
+        return StreamFacts(self._spark, query_id).temporary() is True
 
     def _running(self, query_id: str) -> Any:
         """Spark's own of an active query of any session of the context."""

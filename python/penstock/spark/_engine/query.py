@@ -246,6 +246,11 @@ class Query:
         """Whether its final epoch has run."""
         return bool(self._facts("finished", False))
 
+    @property
+    def gave_rest(self) -> bool:
+        """Whether its final epoch gave rows here, which somebody may still read at the members."""
+        return self._rest is not None and any(self._rest[1:])
+
     def _facts(self, name: str, otherwise: Any) -> Any:
         facts = self._executor.facts(self.id)
         return otherwise if facts is None else facts[name]
