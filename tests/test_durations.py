@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock._autobalance import Rules
-from penstock._durations import format_duration, milliseconds, parse_duration, parse_timeout
+from penstock._durations import duration_text, format_duration, milliseconds, parse_duration, parse_timeout
 from penstock.errors import ConfigError
 
 
@@ -164,3 +164,16 @@ def test_windows() -> None:
         pk.tumbling("0s")
     with pytest.raises(ConfigError, match=r"window step \(every\) '5'"):
         pk.sliding("10s", every="5")
+
+
+def test_what_was_measured_is_shown_in_three_digits_and_never_with_an_exponent() -> None:
+    assert [duration_text(s) for s in (0.0, 2e-7, 8.4e-4)] == ["0 µs", "0.2 µs", "840 µs"]
+    assert [duration_text(s) for s in (0.012, 3.21)] == ["12 ms", "3.21 s"]
+    # Also where three digits round up.
+    assert [duration_text(s) for s in (9.999e-4, 0.9999, 999.4, 999.6, 1234.5)] == [
+        "1 ms",
+        "1 s",
+        "999 s",
+        "1,000 s",
+        "1,234 s",
+    ]

@@ -177,6 +177,17 @@ def test_a_cost_that_changes_opens_the_question_again() -> None:
     assert modes == ["threads", "inline"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [(2e-5, 4e-7, "from 20 µs to 0.4 µs"), (1e-2, 0.1, "from 10 ms to 100 ms"), (100.0, 450.0, "from 100 s to 450 s")],
+)
+def test_costs_are_told_as_people_read_them(before: float, after: float, says: str) -> None:
+    chooser = Chooser(8)
+    chooser._settled_cost = before
+    chooser._again(after)
+    assert chooser.why == f"the cost of an item changed {says}"
+
+
 @given(
     st.one_of(st.none(), st.integers(1, 10_000)),
     st.one_of(st.none(), st.integers(1, 10_000)),

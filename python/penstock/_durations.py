@@ -1,7 +1,7 @@
-"""Durations as people write them.
+"""Durations as people write them, and read them.
 
 Owns: the one reading of ``"60s"``, ``"10 minutes"`` and ``timedelta(seconds=60)`` that every argument of the package
-shares. There are two kinds of arguments:
+shares, and how one that was measured is shown. There are two kinds of arguments:
 
 - *Durations* of event time and state (windows, lateness): text with a unit, or a timedelta. A bare number is
   refused, for nobody can see its unit. Inside penstock they are whole microseconds, the unit of Spark's timestamps
@@ -23,7 +23,15 @@ from typing import overload
 
 from penstock.errors import ConfigError
 
-__all__ = ["Duration", "Timeout", "format_duration", "milliseconds", "parse_duration", "parse_timeout"]
+__all__ = [
+    "Duration",
+    "Timeout",
+    "duration_text",
+    "format_duration",
+    "milliseconds",
+    "parse_duration",
+    "parse_timeout",
+]
 
 #: What every duration argument accepts: text with units, or a timedelta.
 Duration = str | timedelta
@@ -228,6 +236,21 @@ def format_duration(us: int) -> str:
         if us % _UNITS_US[unit] == 0:
             return f"{us // _UNITS_US[unit]}{unit}"
     return f"{us}us"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration that was measured, as people read it.
+
+    Examples
+    --------
+    >>> [duration_text(seconds) for seconds in (2e-7, 8.4e-4, 0.012, 3.21, 1234.5)]
+    ['0.2 µs', '840 µs', '12 ms', '3.21 s', '1,234 s']
+    """
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
 def _read(value: Duration, name: str) -> int:

@@ -23,7 +23,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from penstock.report._timeline import duration_text, size_text
+from penstock._durations import duration_text
+from penstock.report._timeline import size_text
 
 __all__ = ["LiveView", "Move", "Snapshot", "WorkerLoad"]
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock._durations import duration_text
 from penstock.report import Change, Check, Epoch, Migration, Slice, Timeline, WorkerSample, page
 from penstock.report._html import save_page
-from penstock.report._timeline import duration_text, joined, per_worker, quantiles, size_text
+from penstock.report._timeline import joined, per_worker, quantiles, size_text
 
 T0 = 1_700_000_000.0
 
@@ -166,15 +167,7 @@ def test_units() -> None:
         "3.4 MB",
         "5 GB",
     ]
-    assert [duration_text(s) for s in (8.4e-4, 0.012, 3.21)] == ["840 µs", "12 ms", "3.21 s"]
     # Never an exponent, also where three digits round up.
-    assert [duration_text(s) for s in (9.999e-4, 0.9999, 999.4, 999.6, 1234.5)] == [
-        "1 ms",
-        "1 s",
-        "999 s",
-        "1,000 s",
-        "1,234 s",
-    ]
     assert [size_text(n) for n in (999, 999_400, 999_600, 999.6e6, 1.25e12)] == [
         "999 B",
         "999 kB",

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 import penstock as pk
 from penstock import _cpus, _native
+from penstock._durations import duration_text
 from penstock._live import Move, Snapshot, WorkerLoad
 from penstock.demo.expected import (
     check_updates,
@@ -35,7 +36,7 @@ from penstock.demo.expected import (
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.report import Check
 from penstock.report._html import save_page
-from penstock.report._timeline import Epoch, Timeline, duration_text, per_worker, quantiles, size_text
+from penstock.report._timeline import Epoch, Timeline, per_worker, quantiles, size_text
 from penstock.spark._session.collect import to_table
 from penstock.spark._session.java import ensure_java
 from penstock.spark._session.session import private_session

@@ -25,6 +25,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+from penstock._durations import duration_text
+
 __all__ = ["TARGETS", "Chooser", "Sizer"]
 
 #: Seconds of work in a chunk: what a chunk costs to hand over is small beside it, and it is soon done.
@@ -326,7 +328,7 @@ class Chooser:
         self.wants_processes = self.wants_processes and best == "processes"
 
     def _again(self, cost: float) -> None:
-        self.why = f"the cost of an item changed from {self._settled_cost:.2g} to {cost:.2g} s"
+        self.why = f"the cost of an item changed from {duration_text(self._settled_cost)} to {duration_text(cost)}"
         self.mode, self._phase, self._settled_cost = "inline", "inline", 0.0
         self._spent, self._since, self._chunks, self._delivered = 0.0, None, 0, 0
         self.rates.clear()

@@ -12,7 +12,8 @@ from html import escape
 from pathlib import Path
 from statistics import median
 
-from penstock.report._timeline import Check, Timeline, duration_text, heaviest, joined, per_worker, size_text
+from penstock._durations import duration_text
+from penstock.report._timeline import Check, Timeline, heaviest, joined, per_worker, size_text
 
 __all__ = ["page", "save_page"]
 

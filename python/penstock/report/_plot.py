@@ -14,13 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock._durations import duration_text
 from penstock.report._style import STYLE, TEXT, encode, frame
 from penstock.report._timeline import (
     Change,
     Epoch,
     Timeline,
     WorkerSample,
-    duration_text,
     heaviest,
     joined,
     per_worker,

@@ -400,12 +400,3 @@ def size_text(size: float) -> str:
 def figure_text(value: float) -> str:
     """A number in three digits, or all of those before the point: ``3.14``, ``12,300``."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
-
-
-def duration_text(seconds: float) -> str:
-    """A duration as people read it: ``840 µs``, ``12 ms``, ``3.2 s``, ``1,230 s``."""
-    if seconds < 0.9995e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{figure_text(seconds)} s"
