@@ -14,6 +14,7 @@ import pytest
 
 import penstock as pk
 from penstock import ordered
+from penstock.errors import Interrupted
 
 
 class Live:
@@ -151,6 +152,51 @@ def test_a_slow_input_read_by_the_caller_is_cut_by_time() -> None:
         next(results)
         lengths.append(results.stats().chunk_items)
     assert max(lengths) <= 4
+
+
+def test_an_input_read_by_the_caller_gives_each_result_at_once_where_a_chunk_is_one_item() -> None:
+    taken: list[int] = []
+
+    def source() -> Iterator[int]:
+        for x in range(5):
+            assert taken == list(range(x)), "what came before has been taken"
+            yield x
+
+    for result in pk.ordered_map(abs, source(), mode="inline", reads="here", chunk=1):
+        taken.append(result)
+    assert taken == list(range(5))
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_what_the_callers_input_gave_before_an_interrupt_comes_out_and_then_that_it_broke(
+    mode: str, chunk: int
+) -> None:
+    silent = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield -1
+        yield -2
+        silent.set()
+        while True:
+            time.sleep(0.01)
+
+    def strike() -> None:
+        assert silent.wait(30)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    got: list[int] = []
+    with pk.ordered_map(abs, source(), mode=mode, workers=2, reads="here", chunk=chunk) as results:
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(results)
+        with pytest.raises(Interrupted, match=r"the input was interrupted .* behind item 1"):
+            got.extend(results)
+        assert got == [1, 2]
+        with pytest.raises(Interrupted, match="behind item 1"):
+            next(results)
+    thread.join()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

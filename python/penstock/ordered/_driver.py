@@ -10,6 +10,7 @@ chunk is in a box (see `_resume.caught`) or with the workers. What an interrupt 
 
 - a chunk of steps without state in the caller's thread is worked on again, from its first item;
 - one of steps with state is not known to be done or not: `Interrupted`, from then on;
+- an input that is read here, in its own work, is not the same any more: what it gave before, then `Interrupted`;
 - measurements begin anew; starting and ending workers is left to a thread, and waited for again.
 
 Invariants: results leave in the order of the input; what was read and not yet given out is at most `in_flight` items; a
@@ -175,7 +176,8 @@ class Driver:
                 return out.values
         self._shut()
         error = self._error or self._source.error
-        if self._quit or error is None or error is self._out.ended_by:
+        told = error is self._out.ended_by and not isinstance(error, Interrupted)  # which is told from then on
+        if self._quit or error is None or told:
             return None
         self._out = self._out._replace(serial=taken, values=[Failure(error)], ended_by=error)
         return self._out.values

@@ -133,7 +133,10 @@ def ordered_map(
     reads : {"aside", "here"}
         In which thread `xs` is read. "aside" is one of its own, so that finished results come out while `xs` is silent
         (what lies in memory, such as a list, is read where it is wanted). "here" is the one that takes results, for
-        what is bound to its thread, such as a cursor of sqlite3: an interrupt in the middle of it ends the run.
+        what is bound to its thread, such as a cursor of sqlite3. While `xs` is silent that thread waits for it: no
+        result comes, and what was read since the last one lies in its chunk until `xs` goes on or ends, however long
+        that takes. With ``mode="inline", chunk=1`` each result comes before the next item is read. An interrupt in the
+        middle of `xs` ends the run: the results of what it gave come, then `Interrupted`.
 
     Returns
     -------
@@ -159,7 +162,8 @@ def ordered_map(
     In worker processes `f` works on copies: it cannot change what the caller sees. Scripts whose functions live in
     ``__main__`` need no guard: the children do not import it.
 
-    Live inputs: no item waits for others to fill its chunk, and no result for the next item.
+    Live inputs: no item waits for others to fill its chunk, and no result for the next item, unless they are read here
+    (``reads="here"``).
 
     After an interrupt (Ctrl-C) the iterator goes on where it was, with every result once and in order. In the caller's
     thread ("inline") `f` is called again for the items that it was working on: one chunk, about a millisecond. Steps of

@@ -2,10 +2,12 @@
 
 What lies in memory is read where it is wanted. Everything else may be silent for any time, or work, and is read in a
 thread of its own (`reads="aside"`), so that results which are there come out meanwhile; or, where it is bound to the
-caller's thread (`reads="here"`), by the caller, for a few milliseconds at a time.
+caller's thread (`reads="here"`), by the caller, until a millisecond has passed. That cuts the chunks of a source that
+is slow. One that is silent is waited for in the middle of a chunk: nobody knows it before, and only the caller, who
+waits, could go on with what was read.
 
 Invariants: never more is read than was asked for; what was read is in the buffer it was asked for, or still in the
-source, whatever interrupts whom.
+source, whatever interrupts whom. A source that was interrupted in its own work has ended, with an error that says so.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from penstock.errors import Interrupted
 
 __all__ = ["Source", "open_source"]
 
-#: Seconds of reading after which a chunk is long enough.
+#: Seconds of reading after which a chunk is long enough; looked at between two items.
 LINGER = 0.001
 
 _CONTAINERS: tuple[Any, ...] = (
@@ -92,12 +94,15 @@ class _Here:
             self._take(buffer, self._items, wanted)
             return
         if self._inside:
-            raise Interrupted(
+            # What was read before comes out first.
+            self.error = Interrupted(
                 f"the input was interrupted in the middle of its work, behind item {read + len(buffer) - 1}, and an"
                 " input that was is not the same any more; read it in a thread of its own (reads='aside')"
                 if read + len(buffer)
                 else "the input was interrupted before its first item; begin again"
             )
+            self.ended = True
+            return
         began = time.perf_counter()
         step = 1
         self.slow = False
