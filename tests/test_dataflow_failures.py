@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import time
@@ -107,6 +108,55 @@ def test_a_coroutine_that_is_returned_all_the_same_is_an_error_that_names_the_it
     with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(fetched\)") as caught:
         pk.execute(program, workers=2)
     assert "blocks" in where or "item: 20" in str(caught.value)
+    gc.collect()  # nothing is left that was never awaited
+
+
+async def served(worker: Worker) -> int:
+    return worker.index
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_program_that_is_a_coroutine_function_is_refused(processes: int) -> None:
+    for program in (served, functools.partial(served)):
+        with pytest.raises(errors.ConfigError, match=r"the program: served is a coroutine function.*lambda worker: "):
+            pk.execute(program, workers=1, processes=processes)
+    with _mesh.alone(1) as seats:
+        with pytest.raises(errors.ConfigError, match="the program: served is a coroutine function"):
+            pk.dataflow.run_workers(seats, served)
+        with pytest.raises(errors.ConfigError, match="the program: served is a coroutine function"):
+            pk.dataflow.run_here(seats, served)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.filterwarnings("error")
+def test_a_program_that_returns_a_coroutine_all_the_same_is_an_error(processes: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()  # what others have left is not of this
+    with pytest.raises(errors.ConfigError, match=r"the program returned a coroutine \(served\), which nobody awaits"):
+        pk.execute(lambda worker: served(worker) if worker.index else 0, workers=2, processes=processes)
+    with (
+        _mesh.alone(1) as seats,
+        pytest.raises(errors.ConfigError, match=r"the program returned a coroutine \(served\)"),
+    ):
+        pk.dataflow.run_here(seats, lambda worker: served(worker))
+    gc.collect()  # nothing is left that was never awaited
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_logic_that_is_a_coroutine_function_is_an_error() -> None:
+    """It did nothing with what came."""
+
+    async def logic(*_: Any) -> None: ...
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.unary(lambda capability: logic, name="waits")
+        numbers.send([1])
+
+    with pytest.raises(errors.UserFunctionError, match=r"waits.* returned a coroutine \(.*logic\), which nobody"):
+        pk.execute(program, workers=1)
     gc.collect()  # nothing is left that was never awaited
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
-from penstock.dataflow._threads import run_workers
+from penstock.dataflow._threads import require_program, run_workers
 from penstock.dataflow._worker import Worker
 from penstock.errors import ConfigError
 
@@ -69,7 +69,8 @@ def execute(
     GraphError
         When workers built different dataflows, or one that cannot run.
     ConfigError
-        When an argument is out of range.
+        When an argument is out of range; for a program that is a coroutine function, or returns a coroutine, which
+        nobody awaits.
 
     Notes
     -----
@@ -86,6 +87,7 @@ def execute(
     """
     if not callable(program):
         raise ConfigError(f"the program must be a function of a worker, got {type(program).__name__}")
+    require_program(program)
     processes = _count("processes", processes)
     seconds = parse_timeout(start_timeout, "start_timeout")
     join = _count("join", join, least=0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
+from penstock._coroutines import unawaited
 from penstock._resume import Passed
 from penstock.dataflow._functions import failed
 from penstock.errors import CapabilityError
@@ -446,7 +447,9 @@ def wrap(
 
         def run() -> None:
             try:
-                logic(*arguments)
+                given = logic(*arguments)
+                if given.__class__ is CoroutineType:
+                    raise TypeError(f"the logic {unawaited(given)}")
             except Exception as error:
                 made = failed(step, logic, error)
                 raise made from (error.__cause__ if made is error else error)

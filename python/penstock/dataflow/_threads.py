@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._coroutines import require_done, require_plain
 from penstock.dataflow._worker import Worker
 from penstock.errors import ClosedError, ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
 
 if TYPE_CHECKING:
     from penstock._mesh import Seats
 
-__all__ = ["Failure", "collect_outcomes", "first_cause", "run_here", "run_workers", "seated"]
+__all__ = ["Failure", "collect_outcomes", "first_cause", "require_program", "run_here", "run_workers", "seated"]
 
 R = TypeVar("R")
 
@@ -68,6 +69,8 @@ def run_workers(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> 
 
     Raises
     ------
+    ConfigError
+        For a program whose result nobody would await.
     ProgramError, UserFunctionError, GraphError, WorkerLost, WorkerStopped
         As `execute`; the last one when the first cause is in another process.
 
@@ -78,6 +81,7 @@ def run_workers(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> 
     ...     run_workers(seats, lambda worker: worker.index)
     [0, 1]
     """
+    require_program(program)
     return settle(list(collect_outcomes(seats, program, join).values()))
 
 
@@ -87,7 +91,7 @@ def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
     Raises
     ------
     ConfigError
-        When the seats are for several threads.
+        When the seats are for several threads; for a program whose result nobody would await.
     ProgramError, UserFunctionError, GraphError, WorkerLost, WorkerStopped
         As `run_workers`.
 
@@ -98,6 +102,7 @@ def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
     ...     run_here(seats, lambda worker: worker.peers)
     1
     """
+    require_program(program)
     if seats.threads != 1:
         raise ConfigError(f"the calling thread is one worker, the seats are for {seats.threads}")
     try:
@@ -105,6 +110,17 @@ def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
     except Exception as error:
         made = Failure(seats.process, seats.process, error).exception()
         raise made from (made.__cause__ if made is error else error)
+
+
+def require_program(program: Callable[..., Any]) -> None:
+    """Refuse a program that gives coroutines.
+
+    Raises
+    ------
+    ConfigError
+        For a coroutine function; what returns a coroutine all the same is found when it has.
+    """
+    require_plain(program, "the program", takes="worker")
 
 
 def settle(outcomes: list[R | Failure]) -> list[R]:
@@ -267,7 +283,9 @@ def seated(seats: Seats, thread: int = 0, *, main: bool | None = None) -> Iterat
 
 def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: bool) -> R:
     with seated(seats, thread, main=main) as worker:
-        return program(worker)
+        made = program(worker)
+        require_done(made, "the program")
+        return made
 
 
 def _leave(seats: Seats, begun: dict[int, threading.Thread]) -> None:
