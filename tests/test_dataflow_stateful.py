@@ -186,7 +186,9 @@ def test_items_are_where_their_bin_is() -> None:
             assert sorted(item[0] for at, block in kept if at == time for item, _ in block) == mine
 
 
-def test_commands_of_several_workers_at_one_time_are_in_the_same_order_everywhere() -> None:
+def routed_by(commands: list[Any]) -> Any:
+    """Counts by key on two workers, each of which gives commands of its own at time 1, before items at time 2."""
+
     def run(worker: Any) -> Any:
         with worker.dataflow() as scope:
             data, stream = scope.input()
@@ -196,16 +198,44 @@ def test_commands_of_several_workers_at_one_time_are_in_the_same_order_everywher
             )
             seen = made.collect()
         moves.advance_to(1)
-        moves.send([(bin, 1 - worker.index) for bin in range(2)])
+        moves.send(commands[worker.index])
         moves.close()
         data.advance_to(2)
         data.send([(key, 0) for key in range(8)])
         return seen
 
-    found = pk.execute(run, workers=2)
-    # The second worker's hold: all is with the first.
-    assert Counter(item for _, block in found[0] for item in block) == {(key, n): 1 for key in range(8) for n in (1, 2)}
-    assert found[1] == []
+    return pk.execute(run, workers=2)
+
+
+def test_commands_of_several_workers_at_one_time_hold_together() -> None:
+    found = routed_by([[(0, 1)], [None, (1, 0)]])
+    for index, bin in ((0, 1), (1, 0)):
+        keys = [key for key in range(8) if bin_of(key, 1) == bin]
+        assert Counter(item for _, block in found[index] for item in block) == {(k, n): 1 for k in keys for n in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("commands", "says"),
+    [
+        (
+            [[(1, 0), (0, 1)], [(0, 0)]],
+            r"bin 0 is moved twice at time 1: \(0, 1\) of worker 0, and \(0, 0\) of worker 1; give one command",
+        ),
+        ([[(1, 0)], [(1, 0)]], r"bin 1 is moved twice at time 1: \(1, 0\) of worker 0, and \(1, 0\) of worker 1"),
+        ([[(1, 0), None, (1, 1)], []], r"bin 1 is moved twice at time 1: .* of worker 0, and \(1, 1\) of worker 0"),
+        (
+            [[(0, 1)], [[0, 0]]],
+            r"a map of all bins is not alone at time 1: \[0, 0\] of worker 1, and \(0, 1\) of worker 0; give the",
+        ),
+        (
+            [[[1, 1]], [[1, 1]]],
+            r"a map of all bins is not alone at time 1: \[1, 1\] of worker 0, and \[1, 1\] of worker 1",
+        ),
+    ],
+)
+def test_commands_of_one_time_whose_meaning_depends_on_their_order_are_refused(commands: list[Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=f"state_machine.*: {says}"):
+        routed_by(commands)
 
 
 def test_bins_are_refused_where_workers_come_and_go() -> None:

@@ -6,17 +6,21 @@ bin at their time and begins what moves; an operator *S* behind an exchange has 
 in their order. F and S of a worker share its bins, so what leaves is taken without a word between them.
 
 Control is a stream of commands, whose time is that from which they hold: ``(bin, worker)`` moves one, a list of as many
-workers as there are bins places all, None does nothing. F routes the items of a time when no command at or before it
-can come any more; until then it keeps them. When no time before a command's can come out of S any more, anywhere, it
-takes the bins that leave from its worker's and sends them at that time, with what is post-dated in them. It holds the
-command's capability until then, so no S applies anything at or after that time before the bins are there.
+workers as there are bins places all, None does nothing. Those of one time, of all workers, are a batch: moves of
+different bins, or a list alone, so that what they mean does not depend on their order. F routes the items of a time
+when no command at or before it can come any more; until then it keeps them. When no time before a command's can come
+out of S any more, anywhere, it takes the bins that leave from its worker's and sends them at that time, with what is
+post-dated in them. It holds the command's capability until then, so no S applies anything at or after that time before
+the bins are there.
 
 Invariants: a bin is with one worker at a time, that of the configuration of that time. Nothing of the time of a move or
 later reaches the worker that it leaves. S applies a time when nothing at or before it can come, of items or of bins.
 
 Departures: of times in a nested scope none is before the other, so these steps are for the root. F sends items and bins
 on one edge; it is safe, since both are complete when the edge is, and costs that a bin waits for items of its time.
-Commands have no sequence numbers: a block is a batch of them.
+Commands have no sequence numbers: all of a time are a batch. A batch that means nothing ends the run with an error that
+names the commands, where the native F leaves the routing as it was and tells its host: control is a stream here, and
+nobody would hear of it.
 
 Source: Megaphone (Hoffmann et al., VLDB 2019), sections 3 and 4.
 """
@@ -100,26 +104,46 @@ class Bin:
         self.state, self._due, self._count, self._now = told
 
 
-def _owners(owners: Sequence[int], commands: Iterable[Any], peers: int, step: str) -> list[int]:
-    """The owner of each bin after some commands."""
+def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: int, step: str, time: int) -> list[int]:
+    """The owner of each bin after the commands of one time, each with the worker that gave it.
+
+    Raises
+    ------
+    ConfigError
+        For no command, one that names no worker or bin, two of one bin, and a list of all workers beside others.
+    """
     made = list(owners)
+    acting = [(giver, command) for giver, command in commands if command is not None]
+    moved: dict[int, tuple[int, Any]] = {}
+
+    def told(giver: int, command: Any) -> str:
+        return f"{command!r:.80} of worker {giver}"
 
     def worker(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < peers:
             raise ConfigError(f"{step}: there is no worker {value!r}, only 0 to {peers - 1}")
         return value
 
-    for command in commands:
-        if command is None:
-            continue
+    for at, (giver, command) in enumerate(acting):
         if isinstance(command, list):
             if len(command) != len(made):
                 raise ConfigError(f"{step}: a map of {len(command)} workers for {len(made)} bins; name one for each")
+            if len(acting) > 1:
+                raise ConfigError(
+                    f"{step}: a map of all bins is not alone at time {time}: {told(giver, command)}, and"
+                    f" {told(*acting[0 if at else 1])}; give the others another time"
+                )
             made = [worker(one) for one in command]
         elif isinstance(command, tuple) and len(command) == 2:
             bin, to = command
             if isinstance(bin, bool) or not isinstance(bin, int) or not 0 <= bin < len(made):
                 raise ConfigError(f"{step}: there is no bin {bin!r}, only 0 to {len(made) - 1}")
+            if bin in moved:
+                raise ConfigError(
+                    f"{step}: bin {bin} is moved twice at time {time}: {told(*moved[bin])}, and {told(giver, command)};"
+                    " give one command for a bin at a time"
+                )
+            moved[bin] = (giver, command)
             made[bin] = worker(to)
         else:
             raise ConfigError(f"{step}: {command!r:.80} is no command: give (bin, worker), a list of workers, or None")
@@ -195,9 +219,9 @@ class _Router:
                 return
             capability, commands = self._commands.pop(time)
             before = self._maps[-1][1]
-            # In an order that is the same on all workers.
+            # In an order that is the same on all workers, so that all say the same of what makes no sense.
             commands.sort(key=lambda command: command[0])
-            after = _owners(before, [command for _, command in commands], self._peers, self._step)
+            after = _owners(before, commands, self._peers, self._step, time)
             self._maps.append((time, after))
             pairs = enumerate(zip(before, after, strict=True))
             leaving = [(bin, new) for bin, (old, new) in pairs if old == self._index != new]

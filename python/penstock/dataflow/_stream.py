@@ -550,8 +550,8 @@ class Stream(Generic[X]):
             first; `bin.notify_at` post-dates a record. What it returns (an iterable, or None) comes out at that time.
         control : Stream, optional
             Commands, on any worker: ``(bin, worker)``, a list with a worker for each bin, or None. One holds from its
-            time on; those of several workers at one time in the order of the workers. Items wait until no command at or
-            before their time can come: advance its input, or close it.
+            time on. Of one time there are, on all workers together, moves of different bins or one list alone. Items
+            wait until no command at or before their time can come: advance its input, or close it.
             Without it a bin is with the worker of its number modulo the number of workers.
         bits : int, default 8
             Keys are cut into ``2 ** bits`` bins.
@@ -561,7 +561,8 @@ class Stream(Generic[X]):
         Raises
         ------
         ConfigError
-            When `bits` is no int from 0 to 20; where it runs, for a command that names no worker or bin.
+            When `bits` is no int from 0 to 20; where it runs, for a command that names no worker or bin, for two of one
+            bin at one time, and for a list beside others. It ends the run.
         GraphError
             In a nested scope, where times have no order.
 
