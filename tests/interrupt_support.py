@@ -15,7 +15,7 @@ import penstock as pk
 from penstock.errors import Interrupted
 
 PACKAGE = str(Path(pk.__file__).parent)
-#: One instruction of so many is tried; with ``--long`` (see conftest.py) each.
+#: One instruction of so many is tried at most; with ``--long`` (see conftest.py) each.
 THINNED = 3
 
 
@@ -92,9 +92,9 @@ def at_every_instruction(
 ) -> set[int]:
     """Run once for each instruction, with an interrupt before it; how many results there were before something tore.
 
-    `stride` leaves some out where there are many, `THINNED` more.
+    `stride` leaves some out where there are many, `THINNED` where there are few; with ``--long`` nothing is left out.
     """
-    at, tore, stride = 0, set(), stride if stride > 1 else THINNED
+    at, tore, stride = 0, set(), 1 if THINNED == 1 else max(stride, THINNED)
     while True:
         interrupts = Interrupts(at)
         results = run()

@@ -16,10 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+import interrupt_support
 import penstock as pk
 import penstock.spark
 from interrupt_support import STORM, Interrupts, at_every_instruction, taken
 from penstock import ordered
+from penstock._durations import format_duration
 from penstock._mesh import alone
 from penstock.dataflow import Worker, run_here
 from penstock.ordered._driver import _open
@@ -116,6 +118,35 @@ def test_an_interrupt_at_any_instruction_costs_nothing(
 )
 def test_what_cannot_be_repeated_is_said_from_then_on(run: Callable[[], Any]) -> None:
     assert at_every_instruction(run, [0, 1, 3, 6], torn=True)
+
+
+def test_a_long_search_strikes_before_each_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    struck: list[str] = []
+
+    class Formatted:
+        """One result; what is interrupted before it is done once more."""
+
+        def __init__(self) -> None:
+            struck.append("")
+
+        def __iter__(self) -> Iterator[str]:
+            return self
+
+        def __next__(self) -> str:
+            if struck[-1]:
+                raise StopIteration
+            struck[-1] = format_duration(90_000_000)
+            return struck[-1]
+
+    def tried(thinned: int, stride: int) -> int:
+        monkeypatch.setattr(interrupt_support, "THINNED", thinned)
+        struck.clear()
+        at_every_instruction(Formatted, ["90s"], stride=stride)
+        return len(struck)
+
+    every = tried(1, 1)
+    assert every > 50 and tried(1, 17) == every
+    assert tried(3, 1) <= every // 3 + 2 and tried(3, 17) <= every // 17 + 2
 
 
 def test_an_input_that_raised_is_heard_whatever_interrupts_it() -> None:
