@@ -241,7 +241,8 @@ def test_a_flow_whose_bins_cannot_be_split_is_asked_once() -> None:
                     balance.look(float(look))
 
         assert sum(row["n"] for out in session.run(feed()) for row in out.to_pylist()) == 3 * 4_096
-    assert not host.divides and [look.splits for look in balance.looks] == [1, 0, 0]
+    assert host.whole is not None and [look.splits for look in balance.looks] == [1, 0, 0]
+    assert balance.looks[-1].why.endswith("; bins in which rows wait for the end of the input are not split")
 
 
 def skewed(workers: int, by: int = 4) -> dict[int, int]:
@@ -323,6 +324,24 @@ def _uneven(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
     time.sleep(0.004 if k < 0 else 0.0004)
     total = (total or 0) + 1
     return total, (k, total)
+
+
+def test_a_bin_that_is_too_hot_for_any_process_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """It was to be split at each look, which was dropped without a word."""
+    hot = [key for key, value in zip(range(5_000), hashes(range(5_000)), strict=True) if value >> 56 == 7]
+    done, came, last = threading.Event(), Counter[int](), dict[int, int]()
+    with COUNTS.run(fed(dict.fromkeys(hot, 8), done, came, 20_000), streaming=True, processes=2) as run:
+        balance = run.autobalance(by="rows", every="50ms", patience=1, least_rows=10)
+        for out in run:
+            last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
+            if sum("bin 7 alone" in look.why for look in balance.looks) >= 3:
+                done.set()
+    assert last == came
+    told = [look for look in balance.looks if "bin 7 alone" in look.why]
+    says = "splitting it does; a run on processes splits no bins: they move whole"
+    assert len(told) >= 3 and all(look.why.endswith(says) and look.splits == 0 for look in told), told
+    [record] = [one for one in caplog.records if one.name == "penstock._autobalance"]
+    assert record.levelname == "WARNING" and record.getMessage().endswith(says), "once"
 
 
 def test_moves_that_are_refused_hold_up_no_rescale() -> None:

@@ -18,6 +18,7 @@ since the last look say nothing.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -38,11 +39,15 @@ if TYPE_CHECKING:
 
 __all__ = ["PAUSE_S", "Autobalance", "Host", "Look", "Looked", "Rules", "see_through"]
 
+log = logging.getLogger(__name__)
+
 #: Verdicts that are kept.
 _VERDICTS = 1_000
 #: Seconds that moves may hold rows up, and that they may take.
 PAUSE_S = 0.05
 _END_S = 600.0
+#: What the balancer says of a bin that should be split.
+_SPLITTING = "splitting it does"
 #: What loads are measured by.
 _MEASURES = ("busy", "rows")
 #: The least that a bin may be limited to.
@@ -172,8 +177,8 @@ class Host(Protocol):
 
     #: Of each worker.
     threads: int
-    #: Whether bins can be split there.
-    divides: bool
+    #: Why no bin can be split there, in words; None where bins can.
+    whole: str | None
 
     @property
     def workers(self) -> int | None: ...
@@ -234,6 +239,8 @@ class Autobalance:
         self._engine = engine
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
+        #: Whether somebody was told that bins which should be split cannot be.
+        self._told_whole = False
         least, most = rules.workers or (1, 1 << 12)
         from penstock import _native
 
@@ -314,10 +321,16 @@ class Autobalance:
             verdict = known.balancer.look(now.bins, now.owners, (of_bins, came), now.bytes, now.workers)
             known.last = now
             moves, splits, merges = dict(verdict["moves"]), dict(verdict["splits"]), verdict["merges"]
-            if not self._engine.divides:
+            why, whole = verdict["why"], self._engine.whole
+            if whole is not None:
+                if splits or _SPLITTING in why:
+                    why = f"{why}; {whole}"
+                if splits and not self._told_whole:
+                    self._told_whole = True
+                    log.warning("balance cannot even a load out: %s", why)
                 splits, merges = {}, []
             entry = Look(
-                now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"] + size, needed,
+                now.query, at, verdict["skew"], verdict["expected"], len(moves), why + size, needed,
                 len(splits), len(merges), workers, by,
             )  # fmt: skip
             with self._lock:

@@ -34,7 +34,7 @@ class Balanced:
 
     def __init__(self, session: Any) -> None:
         self._session = weakref.ref(session)
-        self.divides = session._crew is None
+        self.whole = None if session._crew is None else "a run on processes splits no bins: they move whole"
         self.threads: int = session.workers
         #: Workers with bins, by which their numbers here go, and how often they have changed.
         self._members: list[int] = []
@@ -133,7 +133,7 @@ class Balanced:
             if merges:
                 see_through(session.merge(merges), stopping)
         except ConfigError:
-            self.divides = False  # rows wait in its bins for the end of the input
+            self.whole = "bins in which rows wait for the end of the input are not split"
             raise
 
     def _named(self, part: Part) -> Any:

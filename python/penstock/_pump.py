@@ -134,14 +134,16 @@ class LocalResults(Iterator[pa.RecordBatch]):
         """Even the load of the workers out whenever it stays skewed, and let the number of processes follow the load.
 
         As ``Engine.autobalance``, which tells what happens when, with what a local run has: bins move between threads,
-        or between those of its processes; they are split and made one again between threads alone.
+        or between those of its processes; they are split and made one again between threads alone. Between processes a
+        bin that alone is too hot for any worker stays whole, and its worker the busiest: `Look.why` says so, and once a
+        warning in the log.
 
         Parameters
         ----------
         by, every, trigger, tolerance, patience, least_rows
             As for ``Engine.autobalance``.
         max_bin_bytes : int, str or None, default "64m"
-            State that a bin may hold, where workers are threads; ignored where they are processes.
+            State that a bin may hold, where workers are threads; ignored where they are processes, which split none.
         workers : (int, int), optional
             The fewest and the most processes, as for `rescale`, of a run that was begun with ``processes=``. As many as
             are four fifths busy with what comes; a source that always has more is worked off by the most.

@@ -39,7 +39,7 @@ class Pretended:
         self.recuts: list[tuple[dict[tuple[int, int], int], list[tuple[int, int]]]] = []
         self.fails = False
         self.threads = 1
-        self.divides = True
+        self.whole: str | None = None
         #: Nanoseconds that each bin has kept workers busy, where that is measured.
         self.busy_ns: list[int] = []
         #: Processes that the engine says it has; the query's workers are their threads.
@@ -118,7 +118,7 @@ class Several:
     """Queries of one engine, each of which gets 100 rows a look and is busy with them for as long as it says."""
 
     threads = 1
-    divides = True
+    whole = None
 
     def __init__(self, workers: int, **queries: tuple[float, float]) -> None:
         """Of each query the rows per second that come, and those that a worker does in a busy second."""

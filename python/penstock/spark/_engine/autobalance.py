@@ -20,7 +20,7 @@ class Balanced:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.threads: int = engine.threads
-        self.divides = True
+        self.whole: str | None = None
 
     @property
     def workers(self) -> int | None:
