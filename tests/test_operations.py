@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import penstock as pk
-from penstock.spark._engine import journal
+from penstock.spark._engine.journal import MOVES
 from penstock.spark._engine.metrics import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
+#: What writes a line: in its arguments a level stands before the event.
+TELLS = {"tell", "_tell", "_of_engine", "_of_member"}
+#: Events that are put together, ``{}`` for what is known only then.
+MADE = {
+    "batch {}": {"batch stopped", "batch failed"},
+    **{f"{{}} {end}": {f"{kind} {end}" for kind in MOVES} for end in ("begun", "done", "failed")},
+}
 
 
 def rows(section: str) -> dict[str, str]:
@@ -44,11 +53,31 @@ def test_every_error_on_the_page_is_there() -> None:
     assert set(rows("Errors")) <= set(pk.errors.__all__)
 
 
+def modules() -> Iterator[ast.Module]:
+    """All modules of the package that runs on Spark."""
+    for path in sorted((Path(pk.__file__).parent / "spark").rglob("*.py")):
+        yield ast.parse(path.read_text())
+
+
+def told(module: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Each call that writes a line, and the event of that; not those that pass on what they were given."""
+    for call in ast.walk(module):
+        if not isinstance(call, ast.Call) or getattr(call.func, "attr", getattr(call.func, "id", "")) not in TELLS:
+            continue
+        for level, event in pairwise(call.args):
+            if not re.fullmatch(r"logging\.[A-Z]+|level", ast.unparse(level)):
+                continue
+            if isinstance(event, ast.Constant):
+                yield call, str(event.value)
+            elif isinstance(event, ast.JoinedStr):
+                yield call, "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in event.values)
+
+
 def test_every_event_is_on_the_page() -> None:
-    source = inspect.getsource(journal)
-    events = set(re.findall(r'(?:logging\.[A-Z]+|level), "([a-z ]+)"', source)) | {"start waits"}
-    events |= {f"batch {end}" for end in ("stopped", "failed")}
-    events |= {f"{kind} {end}" for kind in journal.MOVES for end in ("begun", "done", "failed")}
+    found = {event for module in modules() for _, event in told(module)}
+    assert {event for event in found if "{" in event} == set(MADE)
+    events = (found - set(MADE)).union(*MADE.values())
+    assert {"batch begun", "member cancelled", "start waits"} <= events
     # What follows another event is told beside it.
     assert set(rows("Log lines")) == events - {"member replaced"}
     assert "`member replaced`" in rows("Log lines")["member lost"]

@@ -164,9 +164,14 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(cluster: Any) -> No
 
 
 def test_a_start_that_waits_for_slots_says_what_for(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Four slots, of which tasks of another job hold three."""
+    caplog.set_level(logging.INFO, "penstock")
     monkeypatch.setattr(startup, "_TELL_S", (0.2, 1.0))
     gate, began = tmp_path / "gate", tmp_path / "began"
     gate.touch()
@@ -195,6 +200,9 @@ def test_a_start_that_waits_for_slots_says_what_for(
     assert said, "nothing was said"
     assert any("of 3 workers: resident" in line and "no task slot for" in line for line in said), said
     assert all(" since " in line and "gives up in" in line for line in said)
+    lines = [vars(record) for record in caplog.records if getattr(record, "event", "") == "start waits"]
+    assert len(lines) == len(said) and {line["workers"] for line in lines} == {3}
+    assert {line["members"] for line in lines} <= {0, 1, 2}, "some have no slot"
 
 
 def test_a_checkpoint_comes_back_from_a_copy(cluster: Any, runs: Runs, tmp_path: Path) -> None:

@@ -318,7 +318,9 @@ def test_a_member_that_was_told_to_go_and_does_not_is_cancelled(
     engine.residents._retire({"slot": 0})
     wait_for(lambda: hung.over.is_set(), what="the end of its job")
     assert engine.context.cancelled == [hung.group]
-    assert "it was told to go 0.2 s ago, and still holds its task slot" in caplog.text
+    [line] = [vars(record) for record in caplog.records if getattr(record, "event", "") == "member cancelled"]
+    assert line["reason"] == "it was told to go 0.2 s ago, and still holds its task slot"
+    assert (line["members"], line["resident"], line["member"]) == (0, 0, engine.joined[-1].id)
 
 
 def test_a_member_that_goes_when_it_is_told_is_not_cancelled(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,3 +425,4 @@ def test_a_member_that_does_not_fit_is_sent_away_until_one_does(
     wait_for(lambda: engine.joined[1].lost is not None, what="the end of the other")
     [line] = [record for record in caplog.records if getattr(record, "event", "") == "member sent away"]
     assert line.levelname == "ERROR" and line.member == judged[0] and "0.0.9" in line.reason  # type: ignore[attr-defined]
+    assert line.members == 0, "nobody serves meanwhile"  # type: ignore[attr-defined]

@@ -451,10 +451,7 @@ class Residents:
             return
         unfit = self._judge(member)
         if unfit is not None:
-            tell(
-                log, logging.ERROR, "member sent away", engine=self._name, member=member.id, resident=member.slot,
-                pid=member.pid, executor=member.executor, reason=unfit,
-            )  # fmt: skip
+            self._tell(logging.ERROR, "member sent away", member.slot, member, reason=unfit)
             self._hub.dismiss(member, _SPARE if self._is_beside(member) else unfit)
             return
         try:
@@ -540,10 +537,8 @@ class Residents:
         self._join(seat, self._silence)
         if seat.thread is None or not seat.thread.is_alive() or self._closing.is_set():
             return
-        tell(
-            log, logging.WARNING, "member cancelled", engine=self._name, resident=seat.slot,
-            reason=f"it was told to go {self._silence:g} s ago, and still holds its task slot",
-        )  # fmt: skip
+        reason = f"it was told to go {self._silence:g} s ago, and still holds its task slot"
+        self._tell(logging.WARNING, "member cancelled", seat.slot, seat.member, reason=reason)
         self._cancel(seat.group)
 
     def _dismiss(self, facts: Mapping[str, Any]) -> None:
@@ -571,6 +566,13 @@ class Residents:
     def _cancel(self, group: str) -> None:
         with contextlib.suppress(Exception):
             self._sc.cancelJobGroup(group)
+
+    def _tell(self, level: int, event: str, slot: int, member: Member | None, **facts: Any) -> None:
+        """A line of a resident, with how many serve; and of the member that it is, where it is one."""
+        about: dict[str, Any] = {"members": len(self.members), "resident": slot}
+        if member is not None:
+            about |= {"member": member.id, "pid": member.pid, "executor": member.executor}
+        tell(log, level, event, engine=self._name, **about, **facts)
 
 
 def _why(seat: _Resident) -> str:

@@ -145,7 +145,7 @@ class Startup:
                     f" (start_timeout={self._timeout:g}); missing: {missing}. Are there {self._workers + 1} free task"
                     f" slots? Now {self._busy()}. {_ADVICE}"
                 )
-            self._tell(f"{self._workers - there} of {self._workers} workers: {missing}")
+            self._tell(f"{self._workers - there} of {self._workers} workers: {missing}", there)
         residents.examine(self._misfit)
         preflight.judge([_seen(member) for member in residents.members], self._hub.address)
 
@@ -172,7 +172,8 @@ class Startup:
         """Seconds until there is something to say, or it is too late."""
         return max(0.05, min(self._next, self._deadline) - time.monotonic())
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, members: int = 0) -> None:
+        """What is missing, on stderr and in the log; so many members serve."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -180,7 +181,8 @@ class Startup:
         waited = now - self._since
         text = waits(what, waited, self._timeout - (self._since - self._began), self._busy(), _ADVICE)
         print(f"penstock {self._name}: {text}", file=sys.stderr, flush=True)
-        tell(log, logging.INFO, "start waits", engine=self._name, workers=self._workers, seconds=waited, reason=what)
+        told: dict[str, Any] = {"members": members, "workers": self._workers, "seconds": waited, "reason": what}
+        tell(log, logging.INFO, "start waits", engine=self._name, **told)
 
     def _busy(self) -> str:
         """What Spark does now, and what bounds it."""
