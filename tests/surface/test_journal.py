@@ -101,6 +101,62 @@ def test_lines_of_members_and_of_the_engine_say_how_many_serve(
     ]
 
 
+def lost_and_replaced(journal: Journal) -> tuple[float, ...]:
+    counted = {sample.name: sample.value for sample in journal.counters.samples()}
+    return tuple(counted[f"penstock_members_{what}_total"] for what in ("lost", "replaced"))
+
+
+def test_a_place_that_is_given_up_waits_for_nobody(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
+    """A member is killed, and a rescale gives its place up before there is another; or it was to go anyway."""
+    start, retire = {"StartResident": {"slot": 1}}, {"RetireResident": {"slot": 1}}
+    journal.step({"MemberLost": {"member": 2, "reason": "died"}}, [start])
+    assert lost_and_replaced(journal) == (1, 0)
+    journal.step({"Rescale": {"handle": 1, "workers": 1, "free": 4}}, [retire])
+    assert lost_and_replaced(journal) == (1, 1)
+    # Who comes to that slot later is in nobody's place.
+    journal.step({"Rescale": {"handle": 2, "workers": 2, "free": 4}}, [start])
+    journal.step({"MemberUp": {"member": 2, "slot": 1}}, [])
+    journal.step({"Rescale": {"handle": 3, "workers": 1, "free": 4}}, [])
+    journal.step({"MemberLost": {"member": 2, "reason": "died"}}, [retire])
+    assert lost_and_replaced(journal) == (2, 2)
+    assert [one["event"] for one in told(lines)] == [
+        "member lost", "rescale begun", "rescale begun", "member joined", "rescale begun", "member lost",
+    ]  # fmt: skip
+
+
+def test_who_dies_before_it_serves_is_replaced_too(journal: Journal) -> None:
+    for member in (2, 2):
+        journal.step({"MemberLost": {"member": member, "reason": "died"}}, [])
+    journal.step({"MemberUp": {"member": 4, "slot": 1}}, [])
+    assert lost_and_replaced(journal) == (2, 2)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_who_is_lost_while_its_executor_goes_is_replaced_in_another_slot(
+    journal: Journal, lines: pytest.LogCaptureFixture, first: bool
+) -> None:
+    """Before there is somebody in its place, or after."""
+    comes: Any = {"MemberUp": {"member": 3, "slot": 2}}
+    journal.step({"Leaving": {"member": 2}}, [{"StartResident": {"slot": 2}}])
+    if first:
+        journal.step(comes, [])
+    journal.step({"MemberLost": {"member": 2, "reason": "died"}}, [{"RetireResident": {"slot": 1}}])
+    assert lost_and_replaced(journal) == (1, int(first))
+    if not first:
+        journal.step(comes, [])
+    assert lost_and_replaced(journal) == (1, 1)
+    events = ["member leaves", "member joined", "member lost", "member replaced"]
+    replaced = {"event": "member replaced", "members": 2, "member": 3}
+    said = told(lines)
+    assert [one["event"] for one in said] == [one for one in events if first or one != "member joined"]
+    assert said[-1] == replaced
+    # One more whose executor goes, and in whose place nobody is wanted in the end.
+    journal.step({"Leaving": {"member": 3}}, [{"StartResident": {"slot": 1}}])
+    journal.step({"Rescale": {"handle": 1, "workers": 1, "free": 4}}, [{"RetireResident": {"slot": 1}}])
+    journal.step({"MemberLost": {"member": 3, "reason": "died"}}, [{"RetireResident": {"slot": 2}}])
+    assert lost_and_replaced(journal) == (2, 2)
+
+
 def test_what_storage_says_has_the_batch(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
     claim, manifest = {"number": 9}, {"batch": 2, "claim": 9, "files": [1, 2]}
     asks = [

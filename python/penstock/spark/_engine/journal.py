@@ -53,6 +53,9 @@ _BEHIND_MS = 60_000
 #: What moves bins, or makes others of them; each begins, and is done or fails.
 MOVES = ("migration", "split", "merge")
 
+#: What the protocol asks for in a step: what it is, and about what.
+Asks = Sequence[tuple[str, Mapping[str, Any]]]
+
 
 class _Line:
     """Made into text only where somebody reads it."""
@@ -168,10 +171,12 @@ class Journal:
         self._generations: dict[str, tuple[int, int]] = {}
         #: By query: its last batch that has begun.
         self._batches: dict[str, int] = {}
-        #: Members that serve.
-        self._serving: set[int] = set()
-        #: Slots whose member was lost, and that nobody has taken since.
-        self._vacant: set[int] = set()
+        #: Members that serve, and their slots.
+        self._serving: dict[int, int] = {}
+        #: Slot -> how many were lost in whose place nobody has come to it since.
+        self._vacant: dict[int, int] = {}
+        #: Slot of a member whose executor goes -> the one that is wanted in its place.
+        self._instead: dict[int, int] = {}
         #: What stores were asked, by ticket.
         self._asked: dict[int, _Asked] = {}
         #: By query: Spark's time of the batch that was asked for last, milliseconds; those where it went back.
@@ -249,54 +254,73 @@ class Journal:
         """The protocol has heard something and asks for something."""
         try:
             name, facts = _tagged(event)
-            sent_away = {facts["member"]: facts["why"] for one, facts in map(_tagged, effects) if one == "Dismiss"}
+            asks = [_tagged(effect) for effect in effects]
             if name in _EVENTS:
-                _EVENTS[name](self, facts, sent_away)
-            for effect in effects:
-                name, facts = _tagged(effect)
+                _EVENTS[name](self, facts, asks)
+            for name, facts in asks:
                 if name in _EFFECTS:
                     _EFFECTS[name](self, facts)
         except Exception:
             log.exception("a step of engine %s could not be told", self.engine)
 
-    def _member_up(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
-        number = facts["member"]
-        if number in sent_away:
-            return self._of_member(logging.INFO, "member sent away", number, reason=sent_away[number])
-        self._serving.add(number)
-        if facts["slot"] in self._vacant:
-            self._vacant.discard(facts["slot"])
-            self.counters.add("penstock_members_replaced_total")
-            self._of_member(logging.INFO, "member replaced", number)
+    def _member_up(self, facts: Mapping[str, Any], asks: Asks) -> None:
+        number, slot = facts["member"], facts["slot"]
+        why = next((about["why"] for one, about in asks if one == "Dismiss" and about["member"] == number), None)
+        if why is not None:
+            return self._of_member(logging.INFO, "member sent away", number, reason=why)
+        self._serving[number] = slot
+        if slot in self._vacant:
+            self._replaced(number, self._vacant.pop(slot))
         else:
             self._of_member(logging.INFO, "member joined", number)
 
-    def _member_lost(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _replaced(self, number: int, lost: int = 1) -> None:
+        """A member is there in the place of lost ones: of several where some did not live until they served."""
+        self.counters.add("penstock_members_replaced_total", value=lost)
+        self._of_member(logging.INFO, "member replaced", number)
+
+    def _member_lost(self, facts: Mapping[str, Any], asks: Asks) -> None:
         member = self._known(facts["member"])
         self._settle(lambda asked: asked.member == facts["member"])
-        self._serving.discard(facts["member"])
+        self._serving.pop(facts["member"], None)
         if getattr(member, "dismissed", False):
             return self._of_member(logging.INFO, "member left", facts["member"])
-        self._vacant.add(member.slot)
         self.counters.add("penstock_members_lost_total")
         self._of_member(logging.WARNING, "member lost", facts["member"], reason=facts["reason"])
+        slot = member.slot
+        while slot in self._instead:
+            slot = self._instead[slot]
+        instead = next((number for number, taken in self._serving.items() if taken == slot), None)
+        if instead is None:
+            self._vacant[slot] = self._vacant.get(slot, 0) + 1
+        else:
+            self._replaced(instead)
 
-    def _leaving(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _leaving(self, facts: Mapping[str, Any], asks: Asks) -> None:
         self._of_member(logging.INFO, "member leaves", facts["member"], reason="Spark decommissions its executor")
+        for one, about in asks:
+            if one == "StartResident":
+                self._instead[self._known(facts["member"]).slot] = about["slot"]
 
-    def _migrate(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _retired(self, facts: Mapping[str, Any]) -> None:
+        """Nobody is wanted in a slot any more: whoever was lost there is missing no longer, and the next is new."""
+        slot = facts["slot"]
+        self._instead = {one: other for one, other in self._instead.items() if slot not in (one, other)}
+        self.counters.add("penstock_members_replaced_total", value=self._vacant.pop(slot, 0))
+
+    def _migrate(self, facts: Mapping[str, Any], asks: Asks) -> None:
         for move in facts["moves"]:
             wish, about = _tagged(move["wish"])
             kind = _tagged(about)[0].lower() if wish == "Recut" else "migration"
             self._moving[move["handle"]] = kind, move["query"], None
 
-    def _rescale(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _rescale(self, facts: Mapping[str, Any], asks: Asks) -> None:
         self._of_engine(logging.INFO, "rescale begun", workers=facts["workers"])
 
-    def _called(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _called(self, facts: Mapping[str, Any], asks: Asks) -> None:
         self._clocks[facts["query"]] = facts["clock_ms"]
 
-    def _answered(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _answered(self, facts: Mapping[str, Any], asks: Asks) -> None:
         with self._lock:
             asked = self._asked.pop(facts["ticket"], None)
         failure = facts["answer"].get("Err")
@@ -309,7 +333,7 @@ class Journal:
         reason = failure["message"]
         self._of_member(logging.WARNING, "storage failed", asked.member, query=asked.query, reason=reason)
 
-    def _stored(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+    def _stored(self, facts: Mapping[str, Any], asks: Asks) -> None:
         with self._lock:
             asked = self._asked.pop(facts["ticket"], None)
         if asked is None:
@@ -484,7 +508,7 @@ def _tagged(said: Mapping[str, Any] | str) -> tuple[str, Mapping[str, Any]]:
     return name, facts
 
 
-_EVENTS: dict[str, Callable[[Journal, Mapping[str, Any], Mapping[int, str]], None]] = {
+_EVENTS: dict[str, Callable[[Journal, Mapping[str, Any], Asks], None]] = {
     "MemberUp": Journal._member_up,
     "MemberLost": Journal._member_lost,
     "Leaving": Journal._leaving,
@@ -496,6 +520,7 @@ _EVENTS: dict[str, Callable[[Journal, Mapping[str, Any], Mapping[int, str]], Non
     "Finish": Journal._called,
 }
 _EFFECTS: dict[str, Callable[[Journal, Mapping[str, Any]], None]] = {
+    "RetireResident": Journal._retired,
     "Call": Journal._call,
     "ReadCheckpoint": lambda journal, facts: journal._asks("read", facts),
     "CreateClaim": lambda journal, facts: journal._asks("claim", facts),

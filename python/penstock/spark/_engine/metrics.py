@@ -38,7 +38,9 @@ FAMILIES: dict[str, Family] = {
     "penstock_workers": Family("gauge", (), "Resident processes that are wanted."),
     "penstock_members": Family("gauge", (), "Resident processes that serve."),
     "penstock_members_lost_total": Family("counter", (), "Resident processes that died or were silent for too long."),
-    "penstock_members_replaced_total": Family("counter", (), "Resident processes that took the place of a lost one."),
+    "penstock_members_replaced_total": Family(
+        "counter", (), "Lost resident processes whose place another one took, or is not wanted any more."
+    ),
     "penstock_rescales_total": Family("counter", ("outcome",), "Rescales that have ended: done or failed."),
     "penstock_refused_connections_total": Family(
         "counter",
