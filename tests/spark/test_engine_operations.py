@@ -15,7 +15,7 @@ import pytest
 
 import penstock as pk
 from durable_support import Runs
-from engine_support import counted, in_thread, refuses, state, wait_for
+from engine_support import Kept, counted, in_thread, refuses, state, wait_for, write
 from metrics_support import Samples, of, read
 from penstock.errors import ConfigError, EngineError, StateLost
 from penstock.spark._engine import startup
@@ -153,6 +153,25 @@ def test_who_has_no_secret_is_counted_and_told(cluster: Any, caplog: pytest.LogC
         wait_for(lambda: of(read(address), "penstock_refused_connections_total", reason="malformed") == [1.0])
     [line] = [record for record in caplog.records if getattr(record, "event", "") == "connection refused"]
     assert line.reason == "malformed" and line.connections == 1
+
+
+def test_late_rows_that_nobody_takes_and_state_that_is_nowhere_durable_are_told(
+    cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for batch, ms in enumerate((60_000, 1_000)):
+        write(cluster, tmp_path / "in", batch, cluster.range(3).selectExpr("id AS k", f"{ms}L AS ts"))
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts", lateness="1s").key_by("k").window(pk.tumbling("5s"))
+    with pk.Engine(cluster, workers=1, bits=4, name="e") as engine:
+        function = engine.foreach_batch(flow.agg(n=pk.count()), Kept(), name="q")
+        read = cluster.readStream.schema("k bigint, ts bigint").option("maxFilesPerTrigger", 1)
+        writer = read.parquet(str(tmp_path / "in")).writeStream.foreachBatch(function)
+        writer.trigger(availableNow=True).start().awaitTermination(120)
+    lines = [vars(record) for record in caplog.records if record.levelno == logging.WARNING]
+    told = {line["event"]: line for line in lines if line.get("event") in ("rows late", "state in memory")}
+    assert len(told) == 2 and {(line["engine"], line["query"]) for line in told.values()} == {("e", "q")}
+    late = told["rows late"]
+    assert (late["batch"], late["rows"], late["members"]) == (1, 3, 1) and late["generation"] > 0
+    assert told["state in memory"]["reason"].startswith("no checkpointLocation: ")
 
 
 def test_a_port_that_is_taken_is_an_error_and_leaves_nothing(cluster: Any) -> None:

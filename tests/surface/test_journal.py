@@ -192,6 +192,18 @@ def test_what_autobalance_does_has_fields(journal: Journal, lines: pytest.LogCap
     ]
 
 
+def test_what_nobody_takes_or_keeps_is_a_warning(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
+    journal.late("q", 3, 17)
+    journal.in_memory("a new one")
+    assert [record.levelname for record in lines.records] == ["WARNING"] * 2
+    assert "batch=3 rows=17" in lines.text
+    reason = "no checkpointLocation: its state lives only as long as this engine and its workers"
+    assert told(lines) == [
+        {"event": "rows late", **OF_Q},
+        {"event": "state in memory", "query": "a new one", "reason": reason},
+    ]
+
+
 def test_a_query_that_is_dropped_is_forgotten(journal: Journal, lines: pytest.LogCaptureFixture) -> None:
     journal.forget("q", "people's")
     journal.batch_begun("q", 0)

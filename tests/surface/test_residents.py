@@ -374,6 +374,22 @@ def test_the_slots_that_speculation_takes_are_named(caplog: pytest.LogCaptureFix
             hub.close()
 
 
+def ended(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """The lines that tell of jobs that have ended."""
+    return [vars(record) for record in caplog.records if getattr(record, "event", "") == "resident ended"]
+
+
+def test_a_job_that_ends_is_told_with_its_reason(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    first, [job] = engine.serving, engine.context.jobs
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: first.lost is not None, what="the loss of the first")
+    job.end("its process has gone")
+    wait_for(lambda: len(engine.context.jobs) == 2 and engine.residents.complete, what="the replacement")
+    [line] = ended(caplog)
+    assert (line["levelname"], line["engine"], line["resident"], line["members"]) == ("WARNING", "residents", 0, 0)
+    assert line["reason"] == "its process has gone"
+
+
 def test_looking_for_a_better_place_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -397,7 +413,7 @@ def test_looking_for_a_better_place_is_no_failure(
             wait_for(lambda least=before + 1: len(jobs_of(1)) >= least, what="other places")
             there = 1
             wait_for(lambda: engine.residents.complete, what="a place that is good enough")
-        assert [record.message for record in caplog.records if " ended: " in record.message] == []
+        assert ended(caplog) == []
     finally:
         engine.residents.close()
         engine.executor.close()

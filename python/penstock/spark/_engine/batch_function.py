@@ -226,9 +226,8 @@ class BatchFunction:
         if storage is not None or not isinstance(self._checkpoint, str):
             return storage
         if self._engine._queries.get(query_id) is None and query_id != self._direct:
-            log.warning(
-                "query %s has no checkpointLocation: its state lives only as long as this engine and its workers", name
-            )
+            assert self._engine._setup is not None
+            self._engine._setup.journal.in_memory(name)
         return None
 
     def _bind(self, query_id: str, batch_id: int) -> None:

@@ -218,6 +218,15 @@ class Journal:
         for output, rows in side_rows.items():
             counters.add("penstock_side_rows_total", name, output, value=rows)
 
+    def late(self, query: str, batch: int, rows: int) -> None:
+        """So many rows of a batch were late, and nobody takes them."""
+        self._tell(logging.WARNING, "rows late", query, batch=batch, rows=rows)
+
+    def in_memory(self, name: str) -> None:
+        """The state of a query, which has had no batch yet, is durable nowhere, and nobody has said that it need not be."""
+        reason = "no checkpointLocation: its state lives only as long as this engine and its workers"
+        tell(log, logging.WARNING, "state in memory", engine=self.engine, query=name, reason=reason)
+
     def batch_committed(self, query: str, batch: int, rows: int, seconds: float, phases: Mapping[str, float]) -> None:
         """A batch returns to Spark: rows, seconds from call to return, and seconds by phase."""
         counters, name = self.counters, self._name_of(query) or query

@@ -730,7 +730,7 @@ class Query:
                 frame = self._frame(session, epoch, self._pieces(pieces, _beside_rows), "beside")
                 _hand_on(late, sides or {}, frame, self.program.kinds, epoch)
             if late is None and late_rows:
-                log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
+                self._setup.journal.late(self.id, epoch, late_rows)
         finally:
             measured.served = measured.worked = time.monotonic()
             measured.serve_s += measured.served - clock

@@ -393,7 +393,7 @@ class Residents:
             if seat.tries > tries or time.monotonic() - began > _STEADY_S:
                 pause = _PAUSE_S[0]
             else:
-                log.warning("resident %d of engine %s ended: %s", seat.slot, self._name, seat.last)
+                self._tell(logging.WARNING, "resident ended", seat.slot, None, reason=seat.last)
             self._hub.wake()
             seat.retired.wait(pause)
             pause = min(2 * pause, _PAUSE_S[1])
