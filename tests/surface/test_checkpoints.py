@@ -53,7 +53,8 @@ class Protocol:
         self.nonce, self.number = nonce, 0
         self._effects: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self._heard: queue.Queue[Any] = queue.Queue()
-        Checkpoints(self, lambda _query: storage, "localhost:1", nonce)  # type: ignore[arg-type]
+        self.aside: queue.Queue[tuple[str, str, Exception | None]] = queue.Queue()
+        Checkpoints(self, lambda _query: storage, "localhost:1", nonce, lambda *told: self.aside.put(told))  # type: ignore[arg-type]
 
     def perform(self, **effects: Callable[[Mapping[str, Any]], None]) -> None:
         self._effects.update(effects)
@@ -66,6 +67,13 @@ class Protocol:
         told = self._heard.get(timeout=30)["Stored"]
         assert told["ticket"] == 7
         return told["outcome"]
+
+    def ask_aside(self, effect: str, **facts: Any) -> tuple[str, str, Exception | None]:
+        """Of what the protocol does not wait for."""
+        self._effects[effect]({"query": QUERY, **facts})
+        told = self.aside.get(timeout=30)
+        assert self._heard.empty()
+        return told
 
     def claim(self, number: int) -> Any:
         claim = {"number": number, "nonce": self.nonce, "registry": "localhost:1", "from": None}
@@ -94,6 +102,24 @@ def test_of_two_claims_made_at_once_the_last_one_counts() -> None:
     store.looks_empty = False
     assert one.claim(2) == {"Ok": {"Claimed": True}}
     assert (one.newest(), other.newest()) == (newest(2, 11), newest(2, None))
+
+
+def test_how_it_ended_that_files_were_to_go_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """To who counts it: nobody else hears of it."""
+    store = Shared()
+    one = Protocol(store, 11)
+    store.files["old"] = b""
+    assert one.ask_aside("Delete", names=["old"]) == (QUERY, "deletes", None) and store.files == {}
+    refused = OSError("AccessDenied")
+
+    def delete(names: Iterable[str]) -> None:
+        raise refused
+
+    store.delete = delete  # type: ignore[method-assign]
+    assert one.ask_aside("Delete", names=["old"]) == (QUERY, "deletes", refused)
+    assert not caplog.records, "by whom it is told"
+    _, what, error = one.ask_aside("WriteShown", shown={"query": QUERY, "batch": 3})
+    assert what == "notes" and isinstance(error, ValueError), "a note that is none"
 
 
 def test_a_claim_that_is_being_written_is_asked_for_again() -> None:

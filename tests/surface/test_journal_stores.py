@@ -62,6 +62,37 @@ def test_files_that_are_not_merged_are_told_whatever_it_was(caplog: pytest.LogCa
     assert count(kept, "penstock_storage_errors_total") == 3
 
 
+def test_what_nobody_waits_for_counts_each_time_and_is_told_ever_more_rarely(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that lets nobody delete: at each batch."""
+    now = 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    kept, error = made(), OSError("AccessDenied")
+    times = []
+    for _ in range(2_000):
+        caplog.clear()
+        kept.aside("q", "deletes", error)
+        kept.aside("q", "notes", None)  # it lets everybody write
+        times += [now - 1_000 for _ in lines(caplog, "storage failed")]
+        now += 1
+    assert times == [0, 30, 60, 120, 240, 480, 960, 1560]
+    assert count(kept, "penstock_storage_errors_total") == 2_000
+    kept.aside("q", "deletes", None)
+    caplog.clear()
+    kept.aside("q", "deletes", error)
+    kept.aside("q", "notes", error)
+    told = lines(caplog, "storage failed")
+    assert [(line.levelname, line.query) for line in told] == [("WARNING", "query")] * 2
+    assert [line.reason for line in told] == [
+        "files that nobody needs cannot be deleted: AccessDenied",
+        "a note of what the sink gets is not written: AccessDenied",
+    ]
+    # One that is dropped has no series any more.
+    kept.aside("dropped", "deletes", error)
+    assert count(kept, "penstock_storage_errors_total") == 2_002
+
+
 def test_a_store_that_does_not_answer_is_told_with_its_file_and_who_waits_ever_more_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

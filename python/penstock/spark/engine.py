@@ -401,7 +401,7 @@ class Engine:
             self._window,
             self._slice_rows,
         )
-        Checkpoints(executor, queries.storage, hub.address, nonce)
+        Checkpoints(executor, queries.storage, hub.address, nonce, journal.aside)
         self._queries.attach(executor)
         self._rescales = Rescales(executor, self.workers, self._queries.name_of, self._queries.calling, self._recorder)
         self._commits = Commits(self._spark, self.name, executor, lambda one: self._queries.get(one) is not None)

@@ -4,7 +4,8 @@ Owns: one folder for each query whose state is durable, and the threads that wai
 which of them serve and which may go is decided by the protocol; data files are written by members.
 
 Invariants: nothing here holds up the executor: each thing asked of a store has a thread of its own, which ends with
-it, and how it ended comes back as an event, also when the store hangs and nobody waits any more. A claim is made by
+it, and how it ended comes back as an event, also when the store hangs and nobody waits any more; what the protocol does
+not wait for (notes, and what is deleted) is told by name. A claim is made by
 `Storage.create` alone; one that is there already is ours when it carries our nonce: the answer of an earlier try was
 lost.
 """
@@ -45,15 +46,24 @@ class Checkpoints:
         Address of the engine's registry.
     nonce : int
         Tells the engine apart; in each of its claims.
+    told : callable, optional
+        ``told(query, what, error)``: how it ended that files were to be deleted, or a note written, for which nobody
+        waits; None where it was done. Must not raise.
     """
 
-    def __init__(self, executor: Executor, storage: Callable[[str], Storage], registry: str, nonce: int) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        storage: Callable[[str], Storage],
+        registry: str,
+        nonce: int,
+        told: Callable[[str, str, Exception | None], None] = lambda query, what, error: None,
+    ) -> None:
         self._executor = executor
         self._storage = storage
         self._registry = registry
         self._nonce = nonce
-        #: Stores of which files could not be deleted, or notes written.
-        self._refusing: set[str] = set()
+        self._told = told
         executor.perform(
             ReadCheckpoint=self._asks("reads", self._read),
             CreateClaim=self._asks("claims", self._claim),
@@ -71,27 +81,29 @@ class Checkpoints:
         def begin(facts: Mapping[str, Any]) -> None:
             storage = self._storage(facts["query"])
             name = f"penstock-checkpoint-{what}"
-            threading.Thread(target=self._do, args=(work, storage, facts), name=name, daemon=True).start()
+            threading.Thread(target=self._do, args=(what, work, storage, facts), name=name, daemon=True).start()
 
         return begin
 
     def _do(
-        self, work: Callable[[Storage, Mapping[str, Any]], Any], storage: Storage, facts: Mapping[str, Any]
+        self,
+        what: str,
+        work: Callable[[Storage, Mapping[str, Any]], Any],
+        storage: Storage,
+        facts: Mapping[str, Any],
     ) -> None:
+        failed: Exception | None = None
         try:
             outcome: Any = {"Ok": work(storage, facts)}
-            if "ticket" not in facts:
-                self._refusing.discard(storage.url)
         except Exception as error:
             # Whatever a store raises may pass; the protocol tries again, and says in the end what it was.
-            # What nobody waits for is told by nobody else: the first time, until it has worked once more.
-            level = logging.INFO
-            if "ticket" not in facts and storage.url not in self._refusing:
-                self._refusing.add(storage.url)
-                level = logging.WARNING
-            log.log(level, "checkpoint %s: %s", storage.url, error, exc_info=not isinstance(error, OSError))
+            failed = error
             outcome = {"Err": {"Unavailable": f"{storage.url}: {error}"}}
-        if "ticket" in facts:
+            if not isinstance(error, OSError):
+                log.info("checkpoint %s: %s", storage.url, error, exc_info=True)
+        if "ticket" not in facts:
+            self._told(facts["query"], what, failed)
+        else:
             try:
                 self._executor.post({"Stored": {"ticket": facts["ticket"], "outcome": outcome}})
             except EngineError as error:

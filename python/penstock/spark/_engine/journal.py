@@ -46,8 +46,11 @@ _LONG = 500
 _LOOK_S = 1.0
 #: Of the registry's counters; the rest of their names is the reason.
 _REFUSED = "refused_"
-#: Seconds that a store may take before it is told what is waited for, and at most between two times.
+#: Seconds that a store may take before it is told what is waited for, and at most between two times; also between the
+#: first two lines, and at most, of what it refuses again and again.
 _SLOW_S = (30.0, 600.0)
+#: What nobody waits for that a store is asked, by name.
+_ASIDE = {"deletes": "files that nobody needs cannot be deleted", "notes": "a note of what the sink gets is not written"}
 #: How far Spark's time of a batch may be behind that of the last one before it is told, milliseconds.
 _BEHIND_MS = 60_000
 #: What moves bins, or makes others of them; each begins, and is done or fails.
@@ -179,6 +182,8 @@ class Journal:
         self._instead: dict[int, int] = {}
         #: What stores were asked, by ticket.
         self._asked: dict[int, _Asked] = {}
+        #: By query and what a store refuses though nobody waits for it: since when, and when it is told again.
+        self._refusing: dict[tuple[str, str], tuple[float, float]] = {}
         #: By query: Spark's time of the batch that was asked for last, milliseconds; those where it went back.
         self._clocks: dict[str, int] = {}
         self._behind: set[str] = set()
@@ -254,6 +259,8 @@ class Journal:
         with self._lock:
             self._generations.pop(query, None)
             self._batches.pop(query, None)
+            for what in _ASIDE:
+                self._refusing.pop((query, what), None)
         self._clocks.pop(query, None)
         self._behind.discard(query)
 
@@ -434,6 +441,26 @@ class Journal:
             self._of_engine(logging.WARNING, "rescale failed", reason=facts["text"])
         else:
             self._of_engine(logging.INFO, "rescale done", workers=done, bins=facts["moved"])
+
+    # Told by the checkpoints, in threads of theirs
+
+    def aside(self, query: str, what: str, error: Exception | None) -> None:
+        """How something ended that a store was asked and nobody waits for, of `_ASIDE`.
+
+        Each failure counts. It is told at once, then ever more rarely until it has worked: a store that lets nobody
+        delete says so at every batch.
+        """
+        now, key, name = time.monotonic(), (query, what), self._name_of(query)
+        with self._lock:
+            if error is None or name is None:  # it is dropped
+                self._refusing.pop(key, None)
+                return
+            since, again = self._refusing.get(key, (now, now))
+            if now >= again:
+                self._refusing[key] = since, now + min(_SLOW_S[1], max(_SLOW_S[0], now - since))
+        self.counters.add("penstock_storage_errors_total", name)
+        if now >= again:
+            self._tell(logging.WARNING, "storage failed", query, reason=f"{_ASIDE[what]}: {error}")
 
     # Told by autobalance, in its thread
 
