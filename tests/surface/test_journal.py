@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from penstock._functions.calls import user_error
+from penstock.errors import SchemaError, StateError, UserFunctionError
+from penstock.spark._engine import journal as journal_module
 from penstock.spark._engine.journal import FIELDS, Journal
 
 
@@ -75,6 +79,10 @@ def test_what_moves_is_told_by_its_kind(
         {"event": f"{kind} done", **OF_Q, "bins": 4, "steps": 2},
         {"event": f"{kind} failed", **OF_Q, "reason": "it closes"},
     ]
+
+
+def test_examples_run() -> None:
+    assert doctest.testmod(journal_module).failed == 0
 
 
 def test_lines_of_members_and_of_the_engine_say_how_many_serve(
@@ -202,6 +210,38 @@ def test_what_nobody_takes_or_keeps_is_a_warning(journal: Journal, lines: pytest
         {"event": "rows late", **OF_Q},
         {"event": "state in memory", "query": "a new one", "reason": reason},
     ]
+
+
+#: Of a function that has quoted a value, with the row that it failed at.
+FAILED = user_error("stateful_map[1] f", lambda: 0, ValueError("no S3CRET"), {"v": "S3CRET"}, ("S3CRET",), ["k"])
+FAILED.__cause__ = ValueError("no S3CRET")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FAILED, f"stateful_map[1] f: ValueError ({__file__}:{FAILED.line})"),
+        (UserFunctionError("map[1] f: the function returned 'S3CRET'", step="map[1] f"), "map[1] f"),
+        (SchemaError("join[1]: two with the key k = S3CRET", key="k = S3CRET"), "join[1]: two with the key ..."),
+        (SchemaError("window[1]: event time 9100 is too far", value=9100), "window[1]: event time ... is too far"),
+        (
+            SchemaError("agg[1]: the sum in column 's' of k = \"S3CRET\" overflows int64; make"),
+            "agg[1]: the sum in column 's' of ... overflows int64; make",
+        ),
+        (SchemaError("agg[1]: the sum in column 's' overflows"), "agg[1]: the sum in column 's' overflows"),
+        (StateError("the state of key 'S3CRET' cannot be pickled"), "the state of key ..."),
+        (ValueError("what a sink says"), "what a sink says"),
+    ],
+)
+def test_why_a_batch_failed_is_told_without_its_rows(
+    journal: Journal, lines: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    before = str(error)
+    journal.batch_failed("q", 3, 0.1, error, stopped=False)
+    assert "S3CRET" not in lines.text and "9100" not in lines.text
+    [line] = told(lines)
+    assert line["event"] == "batch failed" and str(error) == before
+    assert line["reason"] == f"{type(error).__name__}: {said}"
 
 
 def test_a_query_that_is_dropped_is_forgotten(journal: Journal, lines: pytest.LogCaptureFixture) -> None:

@@ -86,7 +86,7 @@ def test_what_nobody_waits_for_counts_each_time_and_is_told_ever_more_rarely(
     assert [(line.levelname, line.query) for line in told] == [("WARNING", "query")] * 2
     assert [line.reason for line in told] == [
         "files that nobody needs cannot be deleted: AccessDenied",
-        "a note of what the sink gets is not written: AccessDenied",
+        "a note of what the sink gets cannot be written: AccessDenied",
     ]
     # One that is dropped has no series any more.
     kept.aside("dropped", "deletes", error)

@@ -10,7 +10,7 @@ A line is ``batch committed engine=e query=q generation=4294967297 members=2 bat
 What is of a query has its generation, the members of that, and its last batch that has begun, where there are any. What
 is of a member or of the engine has the number of members that serve: generations and batches are those of queries.
 
-Invariant: what fails here fails for nobody else.
+Invariants: what fails here fails for nobody else; no event has values of rows, which exceptions may have.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from penstock.errors import PenstockError, UserFunctionError
 from penstock.spark._engine.metrics import Counters
 
 __all__ = ["FIELDS", "Journal", "tell"]
@@ -49,8 +50,14 @@ _REFUSED = "refused_"
 #: Seconds that a store may take before it is told what is waited for, and at most between two times; also between the
 #: first two lines, and at most, of what it refuses again and again.
 _SLOW_S = (30.0, 600.0)
+#: Facts of errors that are values of rows, and stand in their texts; and what names a key in texts of others.
+_OF_ROWS = ("key", "value")
+_OF_KEYS = re.compile(r"(the state of key |the sum in column '[^']*' of )(?:.*(?= overflows )|.*)", re.DOTALL)
 #: What nobody waits for that a store is asked, by name.
-_ASIDE = {"deletes": "files that nobody needs cannot be deleted", "notes": "a note of what the sink gets is not written"}
+_ASIDE = {
+    "deletes": "files that nobody needs cannot be deleted",
+    "notes": "a note of what the sink gets cannot be written",
+}
 #: How far Spark's time of a batch may be behind that of the last one before it is told, milliseconds.
 _BEHIND_MS = 60_000
 #: What moves bins, or makes others of them; each begins, and is done or fails.
@@ -228,7 +235,7 @@ class Journal:
         self._tell(logging.WARNING, "rows late", query, batch=batch, rows=rows)
 
     def in_memory(self, name: str) -> None:
-        """The state of a query, which has had no batch yet, is durable nowhere, and nobody has said that it need not be."""
+        """The state of a query, which has had no batch yet, is durable nowhere, though nobody has said so."""
         reason = "no checkpointLocation: its state lives only as long as this engine and its workers"
         tell(log, logging.WARNING, "state in memory", engine=self.engine, query=name, reason=reason)
 
@@ -249,7 +256,7 @@ class Journal:
         """A batch raises, or nobody waits for it any more."""
         outcome = "stopped" if stopped else "failed"
         self.counters.add("penstock_batches_total", self._name_of(query) or query, outcome)
-        why = None if stopped else f"{type(reason).__name__}: {reason}"
+        why = None if stopped else _reason(reason)
         level = logging.INFO if stopped else logging.ERROR
         self._tell(level, f"batch {outcome}", query, batch=batch, seconds=seconds, reason=why)
 
@@ -531,6 +538,30 @@ class Journal:
         member = self._known(number)
         about: dict[str, Any] = {"member": number, "resident": member.slot, "pid": member.pid}
         self._of_engine(level, event, **about, executor=member.executor, **facts)
+
+
+def _reason(error: BaseException) -> str:
+    """What is told of an exception, without what rows hold: logs go further than the exception, which has all of it.
+
+    Of one of a user's function, whose text may quote anything, that is where it came from.
+
+    Examples
+    --------
+    >>> text = "map[1] f: ValueError: no 17 (job.py:3)\\n  row: k=17"
+    >>> _reason(UserFunctionError(text, step="map[1] f", file="job.py", line=3))
+    'UserFunctionError: map[1] f (job.py:3)'
+    """
+    name = type(error).__name__
+    if isinstance(error, UserFunctionError):
+        cause = "" if error.__cause__ is None else f": {type(error.__cause__).__name__}"
+        where = f" ({error.file}:{error.line})" if error.file else ""
+        return f"{name}: {error.step or 'a function'}{cause}{where}"
+    text = str(error)
+    if isinstance(error, PenstockError):
+        text = _OF_KEYS.sub(r"\1...", text)
+        for held in (str(error.data.get(fact, "")) for fact in _OF_ROWS):
+            text = text.replace(held, "...") if held else text
+    return f"{name}: {text}"
 
 
 def _date(ms: int) -> str:
