@@ -6,12 +6,13 @@ import doctest
 import pickle
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
 
 from penstock import _storage
 from penstock._storage import Entry, Storage, below, open_storage, with_settings
@@ -226,6 +227,57 @@ def test_what_cannot_be_read_is_refused_by_its_name(url: str, text: str) -> None
     with pytest.raises(ConfigError, match=text) as refused:
         open_storage(url)
     assert repr(url) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("s3://KEY:SECRET@bucket/x", "s3://...@bucket/x"),
+        ("s3a://KEY@bucket/a@b", "s3a://...@bucket/a@b"),
+        ("s3://KEY:SEC%2FRET@bucket/x?region=eu-west-1", "s3://...@bucket/x?region=eu-west-1"),
+        ("s3://KEY:SEC/RET@bucket/x", "s3://...@bucket/x"),
+        ("s3://KEY:SEC?RET@bucket/x", "s3://...@bucket/x"),
+        ("ftp://me:SECRET@host/x", "ftp://...@host/x"),
+        ("abfss://box:SECRET@account.net/x?client_secret=S&sig=T&tenant_id=1", None),
+        ("abfss://box@account.net/x", "abfss://box@account.net/x"),
+        ("hdfs://me@host:9000/a@b", "hdfs://me@host:9000/a@b"),
+        ("hdfs://host:9000/a@b", "hdfs://host:9000/a@b"),
+        ("s3://bucket/a:b@c", "s3://bucket/a:b@c"),
+        ("file:///tmp/a@b?key=c", "file:///tmp/a@b?key=c"),
+        ("/tmp/a:b@c?key=d", "/tmp/a:b@c?key=d"),
+    ],
+)
+def test_a_url_is_shown_without_what_lets_somebody_in(url: str, seen: str | None) -> None:
+    seen = seen or "abfss://box:...@account.net/x?client_secret=...&sig=...&tenant_id=1"
+    assert _storage.shown(url) == seen
+    assert _storage.shown(url, f"no such thing: {url!r}, at all") == f"no such thing: {seen!r}, at all"
+    if "SEC?" not in url:
+        assert _storage.shown(below(url, "more")) == below(seen, "more")
+
+
+def test_a_folder_is_the_same_whoever_opens_it() -> None:
+    place = _storage.place
+    assert place("s3://ONE:SECRET@bucket/x") == place("s3a://OTHER:WORD@bucket/x/") == place("s3://bucket/x")
+    assert place("abfs://box:SECRET@host/x") == place("abfs://box@host/x") != place("abfs://other@host/x")
+    assert place("/tmp/...@x") != place("/tmp/x")
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:SECRET@", "s3://KEY:SEC/RET@bucket/x", "ftp://KEY:SECRET@host/x"])
+def test_a_store_that_cannot_be_opened_is_told_without_its_secrets(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.\.\.@") as refused:
+        open_storage(url)
+    told = "".join(traceback.format_exception(refused.value))
+    assert "KEY" not in told and "SEC" not in told and "RET" not in told
+
+
+def test_a_url_opens_what_it_names_with_what_it_carries() -> None:
+    storage = open_storage("s3://KEY:SECRET@bucket/x?region=eu-west-1")
+    assert storage.url == "s3://KEY:SECRET@bucket/x?region=eu-west-1"
+    assert pickle.loads(pickle.dumps(storage)).url == storage.url
+    assert storage._system.equals(S3FileSystem(access_key="KEY", secret_key="SECRET", region="eu-west-1"))  # type: ignore[attr-defined]
+    # Settings of a bucket are found by its name.
+    found = with_settings("s3a://KEY:SECRET@bucket/x", {"fs.s3a.bucket.bucket.endpoint.region": "eu-west-1"}.get)
+    assert found == "s3a://KEY:SECRET@bucket/x?region=eu-west-1"
 
 
 def test_examples_run() -> None:

@@ -1,7 +1,8 @@
 """Files of a checkpoint, wherever it is: on a disk that all processes see, or in an object store.
 
 Owns: how files are written so that nobody ever reads a part of one, how one of two writers of the same name is told
-that it came second, and what a URL of Spark's is called here. What the files say is not known here.
+that it came second, what a URL of Spark's is called here, and how one is shown: without the credentials that it may
+carry. What the files say is not known here.
 
 Invariants: a file that has its name is whole; a name is written once and its content never changes; what a writer that
 died has left behind begins with a dot.
@@ -22,14 +23,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "place", "with_settings"]
+__all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "place", "shown", "with_settings"]
 
 #: Our folder in a checkpoint location of Spark's.
 OWN_FOLDER = "_penstock"
@@ -61,6 +62,16 @@ _AMAZON = re.compile(
 )
 
 
+#: What stands before the host of a URL; with a slash that should have been escaped where no port is.
+_USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*:/*)(?:([^/?#]*)|([^/?#:@]*:(?!\d*(?:[/?#]|\Z)).*))@", re.DOTALL)
+#: What a store is told behind ``?`` that lets somebody in, by its name.
+_SAID = re.compile(r"([?&][^=&]*(?:secret|token|password|key|sig)[^=&]*=)([^&]+)", re.IGNORECASE)
+#: Stores in whose URLs a name before the host lets nobody in: it is of a container, or of a user.
+_NAMED = ("abfs", "abfss", "wasb", "wasbs", "hdfs")
+#: What is shown in place of what lets somebody in.
+_HIDDEN = "..."
+
+
 class Entry(NamedTuple):
     """A file: its name in the folder, and bytes."""
 
@@ -77,7 +88,7 @@ class Storage(Protocol):
     Attributes
     ----------
     url : str
-        Where it is, as it was given.
+        Where it is, as it was given: people see what `shown` makes of it.
     exclusive : bool
         Whether `create` is sure to tell all but one of several writers that they came second.
     """
@@ -120,20 +131,20 @@ def open_storage(url: str) -> Storage:
     'file:/tmp/checkpoint'
     """
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-    scheme = match[1].lower() if match else ""
+    scheme, named = match[1].lower() if match else "", shown(url)
     if not scheme or scheme == "file":
         path = re.sub(r"^file:(//[^/]*)?", "", url) if scheme else url
         if not os.path.isabs(path):
-            raise ConfigError(f"{url!r} is not an absolute path: every process has to find the same folder there")
+            raise ConfigError(f"{named!r} is not an absolute path: every process has to find the same folder there")
         return _Folder(url, Path(path))
     if scheme == "dbfs":
         path = re.sub(r"^dbfs:/*", "/", url)
         if not path.startswith("/Volumes/"):
-            raise ConfigError(f"{url!r}: of dbfs only volumes are mounted as folders, under dbfs:/Volumes")
+            raise ConfigError(f"{named!r}: of dbfs only volumes are mounted as folders, under dbfs:/Volumes")
         return _Folder(url, Path(path))
     if scheme not in _SCHEMES:
         known = ", ".join(["file", *sorted(_SCHEMES), "dbfs"])
-        raise ConfigError(f"{url!r}: there is no store {scheme!r} here, only {known}")
+        raise ConfigError(f"{named!r}: there is no store {scheme!r} here, only {known}")
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
 
@@ -143,20 +154,62 @@ def open_storage(url: str) -> Storage:
         host, path = re.fullmatch(r"(:(?://[^/]*)?)(.*)", where, re.DOTALL).groups()  # type: ignore[union-attr]
         system, base = FileSystem.from_uri(f"{_SCHEMES[scheme]}{host}{quote(path, safe=_PLAIN)}{mark}{said}")
     except (OSError, ArrowException) as error:
-        raise ConfigError(f"{url!r} cannot be opened: {error}") from error
+        text = shown(url, str(error))
+        # A trace shows the cause as well, and who hears of it asks for its kind.
+        cause = error if text == str(error) else type(error)(text)
+        raise ConfigError(f"{named!r} cannot be opened: {text}") from cause
     if not base.strip("/"):
-        raise ConfigError(f"{url!r} names no folder in the store")
+        raise ConfigError(f"{named!r} names no folder in the store")
     return _Objects(url, system, base)
 
 
-def place(url: str) -> str:
-    """The folder that a URL names, in one spelling.
+def shown(url: str, text: str | None = None) -> str:
+    """A URL as people may see it, or a text about it: without what lets somebody into the store.
 
     Examples
     --------
-    >>> place("file:///tmp/check/") == place("/tmp//check"), place("s3a://bucket/x/?region=eu-west-1")
+    >>> print(shown("s3://KEY:SECRET@bucket/x"), shown("abfss://box:SECRET@account.dfs.core.windows.net/x?sig=SECRET"))
+    s3://...@bucket/x abfss://box:...@account.dfs.core.windows.net/x?sig=...
+    >>> shown("s3://KEY:SECRET@bucket/x", "no such URI: 's3://KEY:SECRET@bucket/x'")
+    "no such URI: 's3://...@bucket/x'"
+    """
+    secrets: list[str] = []
+
+    def user(found: re.Match[str]) -> str:
+        held = found[3] if found[2] is None else found[2]
+        name, mark, word = held.partition(":")
+        if found[1].partition(":")[0].lower() in _NAMED:
+            secrets.append(word)
+            return f"{found[1]}{name}{mark}{_HIDDEN if mark else ''}@"
+        secrets.extend((held, word))
+        return f"{found[1]}{_HIDDEN}@"
+
+    def said(found: re.Match[str]) -> str:
+        secrets.append(found[2])
+        return f"{found[1]}{_HIDDEN}"
+
+    plain = _USER.sub(user, url)
+    if plain.partition(":")[0].lower() in _SCHEMES:
+        plain = _SAID.sub(said, plain)
+    if text is None:
+        return plain
+    text = text.replace(url, plain)
+    # As they were written, and as they are meant.
+    for secret in sorted({one for held in secrets for one in (held, unquote(held)) if one}, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    return text
+
+
+def place(url: str) -> str:
+    """The folder that a URL names, in one spelling, whoever opens it.
+
+    Examples
+    --------
+    >>> place("file:///tmp/check/") == place("/tmp//check"), place("s3a://KEY:SECRET@bucket/x/?region=eu-west-1")
     (True, 's3://bucket/x')
     """
+    if (named := shown(url)) != url:
+        url = named.replace(f":{_HIDDEN}@", "@", 1).replace(f"{_HIDDEN}@", "", 1)
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
     scheme = match[1].lower() if match else ""
     if not scheme or scheme == "file":
@@ -205,7 +258,7 @@ def with_settings(url: str, setting: Callable[[str], str | None]) -> str:
     scheme, _, path = root.partition("://")
     if _SCHEMES.get(scheme.lower()) != "s3" or mark:
         return url
-    bucket = path.partition("/")[0]
+    bucket = path.partition("/")[0].rpartition("@")[2]
 
     def value(name: str) -> str:
         own = setting(f"fs.s3a.bucket.{bucket}.{name}")

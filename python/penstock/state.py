@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from penstock._options import yes_or_no
-from penstock._storage import OWN_FOLDER, Storage, below, open_storage
+from penstock._storage import OWN_FOLDER, Storage, below, open_storage, shown
 from penstock.errors import ConfigError, StateError, StorageError
 
 if TYPE_CHECKING:
@@ -221,6 +221,11 @@ class _Checkpoint:
     serving: Mapping[int, str]
     damaged: Mapping[str, str]
 
+    @property
+    def where(self) -> str:
+        """Where it is, for people."""
+        return shown(self.storage.url)
+
     def manifest(self, batch: int | None) -> Mapping[str, Any]:
         """That of a batch."""
         batches: dict[int, list[str]] = {}
@@ -232,7 +237,7 @@ class _Checkpoint:
             batch = max(batches)
         if isinstance(batch, bool) or not isinstance(batch, int) or batch not in batches:
             there = ", ".join(map(str, sorted(batches)))
-            raise ConfigError(f"{self.storage.url}: there is no state of batch {batch!r}, only of {there}")
+            raise ConfigError(f"{self.where}: there is no state of batch {batch!r}, only of {there}")
         if batch in self.serving:
             found: Mapping[str, Any] = self.manifests[self.serving[batch]]
             return found
@@ -241,7 +246,7 @@ class _Checkpoint:
             raise _gone(self.storage, batches[batch][0])
         others = ", ".join(map(str, sorted(self.serving))) or "none"
         raise StorageError(
-            f"{self.storage.url}: file {bad} {self.damaged[bad]}: put back the file; batches that can be read: {others}"
+            f"{self.where}: file {bad} {self.damaged[bad]}: put back the file; batches that can be read: {others}"
         )
 
     def operator(self, manifest: Mapping[str, Any], wanted: str | None) -> Mapping[str, Any]:
@@ -249,14 +254,14 @@ class _Checkpoint:
         all_: Sequence[Mapping[str, Any]] = manifest["plan"]["operators"]
         names = ", ".join(repr(one["name"]) for one in all_)
         if not all_:
-            raise ConfigError(f"{self.storage.url}: the flow has no operator with state")
+            raise ConfigError(f"{self.where}: the flow has no operator with state")
         if wanted is None:
             if len(all_) > 1:
-                raise ConfigError(f"{self.storage.url}: several operators have state, say which one: {names}")
+                raise ConfigError(f"{self.where}: several operators have state, say which one: {names}")
             return all_[0]
         found = [one for one in all_ if one["name"] == wanted] or [one for one in all_ if one["kind"] == wanted]
         if len(found) != 1:
-            raise ConfigError(f"{self.storage.url}: there is no operator {wanted!r}, only {names}")
+            raise ConfigError(f"{self.where}: there is no operator {wanted!r}, only {names}")
         return found[0]
 
     def files(self, manifest: Mapping[str, Any]) -> Any:
@@ -269,13 +274,12 @@ class _Checkpoint:
             size = self.sizes.get(name)
             if size is None:
                 raise StorageError(
-                    f"{self.storage.url}: file {name} of batch {manifest['batch']} is missing: put it back, or look at"
+                    f"{self.where}: file {name} of batch {manifest['batch']} is missing: put it back, or look at"
                     " another batch; if the query runs, it may have deleted it just now, then try again"
                 )
             if size != length:
                 raise StorageError(
-                    f"{self.storage.url}: file {name} has {size:,} bytes where its manifest says {length:,}: put it"
-                    " back"
+                    f"{self.where}: file {name} has {size:,} bytes where its manifest says {length:,}: put it back"
                 )
             opened.append((name, length, file["checksum"], partial(_read, self.storage, name)))
         return _native.CheckpointFiles(opened)
@@ -287,11 +291,11 @@ def _read(storage: Storage, name: str, offset: int = 0, length: int | None = Non
     except FileNotFoundError as error:
         raise _gone(storage, name) from error
     except OSError as error:
-        raise StorageError(f"{storage.url}: file {name} cannot be read: {error}") from error
+        raise StorageError(f"{shown(storage.url)}: file {name} cannot be read: {error}") from error
 
 
 def _gone(storage: Storage, name: str) -> StorageError:
-    return StorageError(f"{storage.url}: file {name} was deleted while it was read: try again")
+    return StorageError(f"{shown(storage.url)}: file {name} was deleted while it was read: try again")
 
 
 def _manifest(storage: Storage, name: str) -> bytes | None:
@@ -301,7 +305,7 @@ def _manifest(storage: Storage, name: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(f"{storage.url}: file {name} cannot be read: {error}") from error
+        raise StorageError(f"{shown(storage.url)}: file {name} cannot be read: {error}") from error
 
 
 def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
@@ -320,7 +324,7 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         except NotADirectoryError:
             continue
         except OSError as error:
-            raise StorageError(f"{place} cannot be read: {error}") from error
+            raise StorageError(f"{shown(place)} cannot be read: {error}") from error
         names = tuple(name for name in sizes if _MANIFEST.fullmatch(name))
         claims = claims or any(_CLAIM.fullmatch(name) for name in sizes)
         if names:
@@ -329,9 +333,9 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
             serving = {int(batch): name for batch, name in told["serving"].items()}
             return _Checkpoint(storage, names, sizes, told["manifests"], serving, told["damaged"])
     if claims:
-        raise ConfigError(f"{given}: an engine has claimed this checkpoint, but has not committed a batch yet")
+        raise ConfigError(f"{shown(given)}: an engine has claimed this checkpoint, but has not committed a batch yet")
     raise ConfigError(
-        f"{given}: there is no state of penstock in this folder, nor in {OWN_FOLDER} in it: name the checkpoint"
+        f"{shown(given)}: there is no state of penstock in this folder, nor in {OWN_FOLDER} in it: name the checkpoint"
         " location of a query that has committed a batch"
     )
 
@@ -351,7 +355,7 @@ def _rows(
 
     name, columns = operator["name"], operator.get("columns", "")
     if not columns:
-        raise StateError(f"{found.storage.url}: the manifest does not say what columns operator {name!r} has")
+        raise StateError(f"{found.where}: the manifest does not say what columns operator {name!r} has")
     schema, keys, is_values = _native.checkpoint_columns(columns)
     files = found.files(manifest)
 

@@ -36,6 +36,7 @@ from penstock.spark._engine.interrupts import plain_interrupts, spare
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
+from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import _kind as kind_of
 from penstock.spark._engine.residents import ResidentTask, require_lasting
 from penstock.spark._engine.stream import Stream
@@ -113,6 +114,23 @@ def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> No
     with pytest.raises(EngineError, match=said) as caught:
         function._storage(Stream(facts), "0815", "counts")
     assert caught.value.query == "0815"
+
+
+def test_a_query_goes_on_at_its_place_by_other_credentials() -> None:
+    queries = Queries("e")
+    setup: Any = SimpleNamespace(hub=None, executor=None)
+    program: Any = SimpleNamespace(misfit=lambda other, durable: None)
+
+    def of(query: str, url: str) -> Any:
+        storage: Any = SimpleNamespace(url=url)
+        return queries.of(setup, program, query, query, Stream(None), storage)
+
+    first = of("q", "s3://ONE:SECRET@bucket/x")
+    assert of("q", "s3://OTHER:SECRET@bucket/x") is first and queries.checkpoint("q") == "s3://OTHER:SECRET@bucket/x"
+    with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x in engine e, not at s3://\.\.\.@bucket/y: drop"):
+        of("q", "s3://OTHER:SECRET@bucket/y")
+    with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x: give query other a checkpoint of its own"):
+        of("other", "s3://ONE:SECRET@bucket/x")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -120,6 +121,18 @@ def test_how_it_ended_that_files_were_to_go_is_told(caplog: pytest.LogCaptureFix
     assert not caplog.records, "by whom it is told"
     _, what, error = one.ask_aside("WriteShown", shown={"query": QUERY, "batch": 3})
     assert what == "notes" and isinstance(error, ValueError), "a note that is none"
+
+
+def test_what_a_store_refuses_is_told_without_its_credentials(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Shared):
+        url = "s3://KEY:SECRET@bucket/x"
+
+        def list(self) -> list[Entry]:
+            raise ValueError("no route")
+
+    caplog.set_level(logging.DEBUG, "penstock")
+    assert Protocol(Broken(), 11).newest() == {"Err": {"Unavailable": "s3://...@bucket/x: no route"}}
+    assert "s3://...@bucket/x" in caplog.text and "SECRET" not in caplog.text
 
 
 def test_a_claim_that_is_being_written_is_asked_for_again() -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock._storage import Storage
+from penstock._storage import Storage, shown
 from penstock.errors import EngineError
 from penstock.spark._engine.executor import Executor
 
@@ -98,9 +98,9 @@ class Checkpoints:
         except Exception as error:
             # Whatever a store raises may pass; the protocol tries again, and says in the end what it was.
             failed = error
-            outcome = {"Err": {"Unavailable": f"{storage.url}: {error}"}}
+            outcome = {"Err": {"Unavailable": f"{shown(storage.url)}: {error}"}}
             if not isinstance(error, OSError):
-                log.info("checkpoint %s: %s", storage.url, error, exc_info=True)
+                log.info("checkpoint %s: %s", shown(storage.url), error, exc_info=True)
         if "ticket" not in facts:
             self._told(facts["query"], what, failed)
         else:

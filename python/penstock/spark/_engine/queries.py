@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from penstock._storage import Storage, place
+from penstock._storage import Storage, place, shown
 from penstock.errors import EngineError
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.program import Program
@@ -102,8 +102,8 @@ class Queries:
             if found is not None:
                 if _place(found.checkpoint) != _place(url):
                     raise EngineError(
-                        f"the state of Spark query {query_id} ({found.name}) is at {found.checkpoint} in engine"
-                        f" {self._engine}, not at {url}: drop the query, then start it again",
+                        f"the state of Spark query {query_id} ({found.name}) is at {_shown(found.checkpoint)} in engine"
+                        f" {self._engine}, not at {_shown(url)}: drop the query, then start it again",
                         query=query_id,
                     )
                 misfit = None if storage is not None else program.misfit(found.program)
@@ -115,6 +115,7 @@ class Queries:
                         query=query_id,
                     )
                 self._modules |= program.sources
+                found.storage = storage  # the same folder, perhaps by other credentials
                 return found
             here = _place(url)
             other = next(
@@ -122,8 +123,8 @@ class Queries:
             )
             if other is not None:
                 raise EngineError(
-                    f"the state of query {other.name} ({other.id}) is at {url}: give query {query_id} a checkpoint of"
-                    " its own",
+                    f"the state of query {other.name} ({other.id}) is at {_shown(url)}: give query {query_id} a"
+                    " checkpoint of its own",
                     query=query_id,
                 )
             taken = {query.name for query in self._held.values()}
@@ -203,3 +204,7 @@ class Queries:
 
 def _place(url: str | None) -> str | None:
     return None if url is None else place(url)
+
+
+def _shown(url: str | None) -> str | None:
+    return None if url is None else shown(url)

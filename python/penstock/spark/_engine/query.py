@@ -22,7 +22,7 @@ from penstock._beside import Kinds, of_kind, require
 from penstock._coroutines import require_done
 from penstock._migration import Cut, Wish, moves_to
 from penstock._parts import Bins, Parts, names_parts, parse_depth
-from penstock._storage import Storage
+from penstock._storage import Storage, shown
 from penstock.errors import (
     AuthenticationError,
     ConfigError,
@@ -190,7 +190,7 @@ class Query:
 
     @property
     def checkpoint(self) -> str | None:
-        """Where its state is durable; None where it is not."""
+        """Where its state is durable, as it was given, with credentials in it too; None where it is not."""
         return None if self.storage is None else self.storage.url
 
     @property
@@ -629,7 +629,7 @@ class Query:
                 about |= {"member": member.id, "executor": member.executor}
             raise StateLost(where + text, **about, epoch=told["epoch"])
         if self.storage is not None:
-            where = f"{where}checkpoint {self.storage.url}: "
+            where = f"{where}checkpoint {shown(self.storage.url)}: "
         if kind == "NoManifest":
             raise StateLost(where + text, **about, epoch=told["asked"])
         if kind in ("Store", "Damaged"):
