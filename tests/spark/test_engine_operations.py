@@ -65,6 +65,8 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
         address = engine.metrics_address
         assert address is not None and address.startswith("127.0.0.1:")
         assert of(read(address), "penstock_members") == [2.0]
+        for metric in PER_WORKER["resident"]:
+            wait_for(lambda metric=metric: values(read(str(address)), metric, "resident") == {"0", "1"}, what=metric)
         with pytest.raises(OSError, match=r".*"):
             socket_garbage(address)
         query = runs.rest(engine, sink=sink)
@@ -114,7 +116,9 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
         assert engine.stats().column("pid").to_pylist() == [member.pid for member in engine.members()]
         query.stop()
         engine.drop(query)
-        assert not [one for one in read(address) if dict(one[1]).get("query") == name], "series end with their query"
+        found = read(address)
+        assert not [one for one in found if dict(one[1]).get("query") == name], "series end with their query"
+        assert values(found, "penstock_member_memory_bytes", "resident") == {"0"}, "those of residents do not"
     assert engine.metrics_address is None and refuses(address)
     assert state(runs.kept) == counted(4)
     lines = [record for record in caplog.records if hasattr(record, "event")]

@@ -159,6 +159,30 @@ def test_a_line_has_its_fields_as_attributes_and_as_text(caplog: pytest.LogCaptu
     assert not [name for name in FIELDS if hasattr(plain, name) or name in ("message", "asctime", "taskName")]
 
 
+def test_processes_are_told_without_a_query() -> None:
+    """From the time that they serve; of a second attempt beside one that serves nothing."""
+    there: list[Any] = []
+    hub: Any = SimpleNamespace(listen=lambda **_: None, members=lambda: there)
+    recorder = Recorder(hub, "record", {}.get)
+    assert recorder.samples() == []
+    for number, slot in ((3, 1), (4, 0), (5, 1)):
+        member = SimpleNamespace(id=number, slot=slot, process={})
+        there.append(member)
+        process = {"rss_bytes": number * 100, "staging": {"memory_bytes": 7, "disk_bytes": 0}, "refused_connections": 2}
+        body = {"process": process, "queries": {}}
+        recorder._take(SimpleNamespace(lost=None, failure=None, member=member, body=body))  # type: ignore[arg-type]
+    there.append(SimpleNamespace(id=6, slot=2, process={}))
+    told = {(one.name, *one.labels.values()): one.value for one in recorder.samples()}
+    assert told == {
+        ("penstock_member_memory_bytes", "0"): 400,
+        ("penstock_member_memory_bytes", "1"): 300,
+        **{("penstock_staged_bytes", slot): 7 for slot in "01"},
+        **{("penstock_staged_disk_bytes", slot): 0 for slot in "01"},
+        ("penstock_member_refused_connections_total", "0", "4"): 2,
+        ("penstock_member_refused_connections_total", "1", "3"): 2,
+    }
+
+
 def test_an_answer_that_was_long_under_way_takes_nothing_back() -> None:
     recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
     member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={})

@@ -25,13 +25,6 @@ PERIOD_S = 0.25
 #: Entries kept of each kind; the oldest go first.
 _EPOCHS, _SLICES, _MIGRATIONS, _SAMPLES, _MOVES = 100_000, 500_000, 10_000, 200_000, 200_000
 
-#: Metrics of a member's process, and where its figures have them.
-_OF_PROCESSES = (
-    ("penstock_member_memory_bytes", "rss_bytes"),
-    ("penstock_staged_bytes", "staged_bytes"),
-    ("penstock_staged_disk_bytes", "disk_bytes"),
-)
-
 
 class Loads(NamedTuple):
     """What the bins of a query got and hold; see `Recorder.loads`."""
@@ -200,18 +193,23 @@ class Recorder:
             own = {"query": row["query"], "worker": str(row["worker"])}
             found += [Sample(f"penstock_{name}", own, row[name]) for name in ("state_bytes", "keys", "bins")]
             found.append(Sample("penstock_worker_rows_total", own, row["rows"]))
-        there = {member.id for member in self._hub.connected()}
-        # A query that has had no batch since then still has rows of members that are gone.
-        present = [row for row in rows if row["member"] in there]
-        newest = {row["resident"]: row for row in sorted(present, key=lambda row: int(row["member"]))}
-        for resident, row in sorted(newest.items()):
-            own = {"resident": str(resident)}
-            for name, key in _OF_PROCESSES:
-                if row[key] is not None:
-                    found.append(Sample(name, own, row[key]))
-            if row["refused_connections"] is not None:
-                told = {**own, "member": str(row["member"])}
-                found.append(Sample("penstock_member_refused_connections_total", told, row["refused_connections"]))
+        # Whether a query has workers there or not. Of two in one slot the first serves, the other is a second attempt.
+        serving = {member.slot: member for member in reversed(self._hub.members()) if member.process}
+        for resident, member in sorted(serving.items()):
+            process, own = member.process, {"resident": str(resident)}
+            staging = process.get("staging") or {}
+            for name, labels, value in (
+                ("penstock_member_memory_bytes", own, process.get("rss_bytes")),
+                ("penstock_staged_bytes", own, staging.get("memory_bytes")),
+                ("penstock_staged_disk_bytes", own, staging.get("disk_bytes")),
+                (
+                    "penstock_member_refused_connections_total",
+                    {**own, "member": str(member.id)},
+                    process.get("refused_connections"),
+                ),
+            ):
+                if value is not None:
+                    found.append(Sample(name, labels, value))
         return found
 
     def moves(self) -> list[dict[str, Any]]:
