@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import penstock as pk
-from penstock.spark._engine.journal import MOVES
+from penstock.spark._engine.hub import Hub
+from penstock.spark._engine.journal import FIELDS, MOVES
 from penstock.spark._engine.metrics import FAMILIES
+from penstock.spark._tasks.place import Secret
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -54,8 +56,8 @@ def test_every_error_on_the_page_is_there() -> None:
 
 
 def modules() -> Iterator[ast.Module]:
-    """All modules of the package that runs on Spark."""
-    for path in sorted((Path(pk.__file__).parent / "spark").rglob("*.py")):
+    """All modules of the package."""
+    for path in sorted(Path(pk.__file__).parent.rglob("*.py")):
         yield ast.parse(path.read_text())
 
 
@@ -81,6 +83,30 @@ def test_every_event_is_on_the_page() -> None:
     # What follows another event is told beside it.
     assert set(rows("Log lines")) == events - {"member replaced"}
     assert "`member replaced`" in rows("Log lines")["member lost"]
+
+
+def test_every_field_is_written_somewhere() -> None:
+    written = {"event", *(f"{phase}_seconds" for phase in ("trigger", "feed", "run", "serve", "commit"))}
+    for module in modules():
+        calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+        if any(getattr(call.func, "attr", getattr(call.func, "id", "")) in TELLS for call in calls):
+            written |= {str(keyword.arg) for call in calls for keyword in call.keywords}
+            dicts = [node for node in ast.walk(module) if isinstance(node, ast.Dict)]
+            written |= {key.value for one in dicts for key in one.keys if isinstance(key, ast.Constant)}
+    assert len(set(FIELDS)) == len(FIELDS) and set(FIELDS) <= written
+
+
+def test_reasons_of_refusals_are_those_that_can_be() -> None:
+    """Generations are of members alone."""
+    secret = Secret.random()
+    hub = Hub("127.0.0.1", 0, None, secret, "reasons", 20.0)
+    try:
+        counted = {name.removeprefix("refused_") for name in hub.metrics() if name.startswith("refused_")}
+    finally:
+        hub.close()
+    page = rows("Metrics")["penstock_refused_connections_total"].rpartition("port: ")[2].partition(" (")[0]
+    assert set(page.split(", ")) == counted - {"stale"}
+    assert page in FAMILIES["penstock_refused_connections_total"].help
 
 
 def test_the_readme_links_the_page() -> None:

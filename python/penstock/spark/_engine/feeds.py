@@ -374,7 +374,7 @@ def lives(address: str, wait_s: float = _DIAL_S) -> bool:
     """Whether a member is there. It says nothing to who says nothing, until it ends.
 
     The system accepts connections for a process that was killed until it has closed what that had open, and ends them
-    with that.
+    with that. A member that lives counts one more connection that it refused: it answers nobody without a key.
     """
     host, _, port = address.rpartition(":")
     try:

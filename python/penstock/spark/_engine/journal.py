@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FIELDS = (
     "event", "engine", "query", "batch", "generation", "members", "member", "resident", "pid", "executor", "rows",
     "seconds", "trigger_seconds", "feed_seconds", "run_seconds", "serve_seconds", "commit_seconds", "claim", "files",
-    "bins", "steps", "workers", "skew", "expected", "splits", "merges", "reason", "connections", "address",
+    "bins", "steps", "workers", "skew", "expected", "splits", "merges", "reason", "connections",
 )  # fmt: skip
 
 #: Values that stand without quotes.

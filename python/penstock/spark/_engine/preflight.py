@@ -1,4 +1,4 @@
-"""A look at every executor before anything depends on it.
+"""A look at the executors that are there before anything depends on them.
 
 Owns: a tiny job whose function travels by value, so that it runs where penstock is missing, and the table of what
 is wrong with what to do about it.
