@@ -990,6 +990,67 @@ def test_a_soak_is_flat_or_names_what_rises() -> None:
     assert soak.judge(lacking) == ["member memory was not noted in both quarters"]
 
 
+def test_a_soak_without_its_samples_or_with_a_wrong_batch_is_not_flat() -> None:
+    """Quarters are of the run, however long somebody looked."""
+    from penstock_bench import soak
+
+    half = _soaked("member memory", 1e12)
+    del half.samples[20:]
+    gap, *others = soak.judge(half)
+    assert gap == "there is no sample for 42 s, from 38 s on"
+    assert others == [f"{name} was not noted in both quarters" for name in soak.LIMITS]
+    wrong = _soaked()
+    wrong.wrong, wrong.missed = "batch 7 is wrong", [(4.2, "OSError: gone"), (6.2, "OSError: gone")]
+    told = ["batch 7 is wrong", "2 samples could not be taken, the first after 4 s: OSError: gone"]
+    assert soak.judge(wrong) == told == soak.judge(soak.Run.from_json(wrong.to_json()))
+
+
+def test_who_takes_samples_goes_on_after_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock_bench import soak
+
+    monkeypatch.setattr(soak, "SAMPLE_S", 0.01)
+    run, asked = soak.Run(), threading.Event()
+
+    def members() -> list[int]:
+        if not asked.is_set():
+            asked.set()
+            raise RuntimeError("the engine is busy")
+        return []
+
+    sampler = soak._Sampler(run, time.monotonic(), Path("/nowhere"), Path("/nowhere"), members, None)
+    monkeypatch.setattr(sampler, "figures", lambda: {"member memory": float(len(members()))})
+    sampler.start()
+    deadline = time.monotonic() + 60
+    while not run.samples and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sampler.ended.set()
+    sampler.join(60)
+    assert run.samples and [why for _, why in run.missed] == ["RuntimeError: the engine is busy"]
+
+
+@pytest.mark.parametrize("raised", [None, TimeoutError("no end of it"), EngineError("lost"), KeyboardInterrupt()])
+def test_a_soak_that_breaks_off_keeps_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], raised: BaseException | None
+) -> None:
+    """However it ends; and a batch that nobody looks at any more counts as well."""
+    from penstock_bench import soak
+
+    def go(run: soak._Soak) -> soak.Run:
+        run.run = _soaked()
+        if raised is not None:
+            raise raised
+        run.run.wrong = "batch 80 is wrong: 3 rows"
+        return run.run
+
+    monkeypatch.setattr(soak._Soak, "go", go)
+    assert soak.main(["--out", str(tmp_path)]) == 1
+    assert len(json.loads((tmp_path / "soak.json").read_text())["samples"]) == 40
+    assert (tmp_path / "soak.svg").exists() == soak.importable()
+    said = capsys.readouterr().out
+    told = "batch 80 is wrong: 3 rows" if raised is None else f"{type(raised).__name__}: {raised}"
+    assert said.count(f"soak: {told}\n") == 1 and "soak: NOT FLAT; " in said
+
+
 def test_a_soak_is_drawn() -> None:
     pytest.importorskip("matplotlib")
     from penstock.report._style import svg_text
@@ -1010,6 +1071,8 @@ def test_a_soak_of_a_minute(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / "soak.json").read_text())
     assert len(kept["actions"]) >= 2 and kept["batches"] > 10, done.stdout + done.stderr[-3000:]
     assert {action["what"] for action in kept["actions"]} >= {"member", "rescale"}
+    assert done.returncode == 0 and "soak: flat; " in done.stdout, done.stdout + done.stderr[-3000:]
+    assert kept["wrong"] is None and kept["missed"] == []
 
 
 def test_generated_graphs_are_those_of_the_core() -> None:

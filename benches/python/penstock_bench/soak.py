@@ -7,7 +7,8 @@ the checkpoint and of Spark's local folder are noted; at the end they are drawn 
 and have to be flat: the last quarter of the run is held beside the second one.
 
 Owns: the run, what is sampled, and what flat means (`LIMITS`). Ends by itself, with status 1 where a batch was wrong,
-the query has ended, something was not done in time, or a curve rises.
+the query has ended, something was not done in time, a curve rises, or samples are missing. Invariant: what was noted is
+kept and drawn however it ends.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +42,8 @@ __all__ = ["LIMITS", "Action", "Run", "Sample", "draw", "judge", "main"]
 #: Keys, and rows of a batch; a batch begins each second.
 KEYS, ROWS = 50_000, 20_000
 TRIGGER_S = 1.0
-#: Seconds between samples.
-SAMPLE_S = 2.0
+#: Seconds between samples, and from one to the next at most: that, or an eighth of the run.
+SAMPLE_S, GAP_S = 2.0, 30.0
 #: What happens, one after the other, a period apart.
 CYCLE = ("member", "rescale", "member", "rescale", "member", "rescale", "executor", "rescale")
 #: Seconds in which what was asked for is done.
@@ -75,6 +78,10 @@ class Run:
     batches: int = 0
     rows: int = 0
     conditions: dict[str, Any] = field(default_factory=dict)
+    #: The first batch that was not what it had to be.
+    wrong: str | None = None
+    #: Samples that could not be taken: when, and why.
+    missed: list[tuple[float, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """As text that `from_json` reads."""
@@ -86,6 +93,7 @@ class Run:
         told = json.loads(text)
         told["samples"] = [Sample(**one) for one in told["samples"]]
         told["actions"] = [Action(**one) for one in told["actions"]]
+        told["missed"] = [(at, why) for at, why in told.get("missed", [])]
         return cls(**told)
 
 
@@ -133,21 +141,27 @@ LIMITS: Mapping[str, Limit] = {
 
 
 def judge(run: Run) -> list[str]:
-    """What is not flat, a line each; too few samples are one, too.
+    """What is wrong and what is not flat, a line each; too few samples are one, too, and those that are missing.
 
     Examples
     --------
     >>> judge(Run())
     ['there are 0 samples: nothing can be said of them']
     """
+    found = [] if run.wrong is None else [run.wrong]
+    if run.missed:
+        at, why = run.missed[0]
+        found.append(f"{len(run.missed)} samples could not be taken, the first after {at:.0f} s: {why}")
     if len(run.samples) < 16:
-        return [f"there are {len(run.samples)} samples: nothing can be said of them"]
-    begin, whole = run.samples[0].at, run.samples[-1].at - run.samples[0].at
-    found = []
+        return [*found, f"there are {len(run.samples)} samples: nothing can be said of them"]
+    times = [0.0, *(sample.at for sample in run.samples), run.seconds]
+    gap, since = max((after - before, before) for before, after in pairwise(times))
+    if gap > max(GAP_S, run.seconds / 8):
+        found.append(f"there is no sample for {gap:.0f} s, from {since:.0f} s on")
     for name, limit in LIMITS.items():
         quarters: tuple[list[float], list[float]] = [], []
         for sample in run.samples:
-            part = (sample.at - begin) / whole if whole else 0.0
+            part = sample.at / run.seconds if run.seconds else 0.0
             if name in sample.figures and (0.25 <= part < 0.5 or part >= 0.75):
                 quarters[part >= 0.5].append(sample.figures[name])
         if not all(quarters):
@@ -283,7 +297,11 @@ class _Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(SAMPLE_S):
-            self.run_.samples.append(Sample(round(time.monotonic() - self.began, 2), self.figures()))
+            at = round(time.monotonic() - self.began, 2)
+            try:
+                self.run_.samples.append(Sample(at, self.figures()))
+            except Exception as error:  # the next one may be had; `judge` tells
+                self.run_.missed.append((at, f"{type(error).__name__}: {error}"))
 
     def figures(self) -> dict[str, float]:
         """Of all processes and folders now. Of members, which come and go, the mean of those that are there."""
@@ -323,7 +341,6 @@ class _Check:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.wrong: str | None = None
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         import numpy as np
@@ -338,7 +355,7 @@ class _Check:
         # Values below `end` that have this rest.
         expected = (end - touched + KEYS - 1) // KEYS
         if not np.array_equal(keys[order], touched) or not np.array_equal(counts[order], expected):
-            self.wrong = self.wrong or f"batch {batch_id} is wrong: {table.num_rows} rows"
+            self.run.wrong = self.run.wrong or f"batch {batch_id} is wrong: {table.num_rows} rows"
         self.run.batches += 1
         self.run.rows += ROWS
 
@@ -406,19 +423,19 @@ class _Soak:
         Raises
         ------
         _Failed
-            When it cannot go on; `run` has what was noted until then.
+            When it cannot go on; `run` has what was noted until then, whatever is raised.
         """
         import penstock as pk
 
         with tempfile.TemporaryDirectory(prefix="penstock-soak-") as name, _session(Path(name)) as spark:
-            folder, check = Path(name), _Check(self.run)
+            folder = Path(name)
             with pk.Engine(spark, workers=self.workers, bits=6, name="soak") as engine:
                 flow: Any = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
                 source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS)
                 rows = source.option("numPartitions", 2).load().selectExpr(f"value % {KEYS} AS k")
                 writer = rows.writeStream.option("checkpointLocation", str(folder / "checkpoint"))
                 writer = writer.trigger(processingTime=f"{TRIGGER_S:g} seconds")
-                query = writer.foreachBatch(engine.foreach_batch(flow, check)).start()
+                query = writer.foreachBatch(engine.foreach_batch(flow, _Check(self.run))).start()
                 began = time.monotonic()
 
                 def members() -> list[int]:
@@ -429,56 +446,59 @@ class _Soak:
                 )
                 sampler.start()
                 try:
-                    self._act(engine, query, check, members, began)
+                    self._act(engine, query, members, began)
+                    self._look(query)
                 finally:
+                    self.run.seconds = time.monotonic() - began
                     sampler.ended.set()
                     sampler.join(30)
-                    self.run.seconds = time.monotonic() - began
                     query.stop()
         return self.run
 
-    def _act(self, engine: Any, query: Any, check: _Check, members: Callable[[], list[int]], began: float) -> None:
+    def _act(self, engine: Any, query: Any, members: Callable[[], list[int]], began: float) -> None:
         end = began + 60 * self.minutes
-        self._until(lambda: self.run.batches >= 3 and len(members()) == self.workers, "the first batches", query, check)
+        self._until(lambda: self.run.batches >= 3 and len(members()) == self.workers, "the first batches", query)
         number = 0
         while (due := began + (number + 1) * self.period) < end - min(self.period, 20.0):
-            self._until(partial(_is_past, due), "", query, check, due - time.monotonic() + 5)
+            self._until(partial(_is_past, due), "", query, due - time.monotonic() + 5)
             time.sleep(self.chance.uniform(0, TRIGGER_S))  # the moment in the batch, by the seed
             what, clock = CYCLE[number % len(CYCLE)], time.monotonic()
-            getattr(self, f"_{what}")(engine, query, check, members)
-            self._until(partial(self._has_batch, self.run.batches), f"a batch after {what}", query, check)
+            getattr(self, f"_{what}")(engine, query, members)
+            self._until(partial(self._has_batch, self.run.batches), f"a batch after {what}", query)
             took = time.monotonic() - clock
             self.run.actions.append(Action(round(clock - began, 2), what, round(took, 2)))
             self.tell(
                 f"{(clock - began) / 60:.1f} min: {what}, well again after {took:.1f} s; {self.run.batches:,} batches"
             )
             number += 1
-        self._until(partial(_is_past, end), "", query, check, 2 * self.period + 60)
+        self._until(partial(_is_past, end), "", query, 2 * self.period + 60)
 
     def _has_batch(self, number: int) -> bool:
         return self.run.batches > number
 
-    def _until(
-        self, condition: Callable[[], bool], what: str, query: Any, check: _Check, patience: float = PATIENCE_S
-    ) -> None:
+    def _look(self, query: Any) -> None:
+        """Whether all is right so far."""
+        if self.run.wrong is not None:
+            raise _Failed(self.run.wrong)
+        if not query.isActive:
+            raise _Failed(f"the query has ended: {query.exception()}")
+
+    def _until(self, condition: Callable[[], bool], what: str, query: Any, patience: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + patience
         while not condition():
-            if check.wrong is not None:
-                raise _Failed(check.wrong)
-            if not query.isActive:
-                raise _Failed(f"the query has ended: {query.exception()}")
+            self._look(query)
             if time.monotonic() > deadline:
                 raise _Failed(f"{what}: not within {patience:.0f} s")
             time.sleep(0.05)
 
     # What happens
 
-    def _member(self, engine: Any, query: Any, check: _Check, members: Callable[[], list[int]]) -> None:
+    def _member(self, engine: Any, query: Any, members: Callable[[], list[int]]) -> None:
         pid = self.chance.choice(members())
         os.kill(pid, signal.SIGKILL)
-        self._until(lambda: pid not in members() and len(members()) == self.workers, "a new member", query, check)
+        self._until(lambda: pid not in members() and len(members()) == self.workers, "a new member", query)
 
-    def _executor(self, engine: Any, query: Any, check: _Check, members: Callable[[], list[int]]) -> None:
+    def _executor(self, engine: Any, query: Any, members: Callable[[], list[int]]) -> None:
         def executors() -> list[int]:
             processes = _processes()
             below = sorted(_below(os.getpid(), processes))
@@ -486,13 +506,13 @@ class _Soak:
 
         pid = self.chance.choice(executors())
         os.kill(pid, signal.SIGKILL)
-        self._until(lambda: pid not in executors() and len(executors()) == 2, "a new executor", query, check)
-        self._until(lambda: len(members()) == self.workers, "members on it", query, check)
+        self._until(lambda: pid not in executors() and len(executors()) == 2, "a new executor", query)
+        self._until(lambda: len(members()) == self.workers, "members on it", query)
 
-    def _rescale(self, engine: Any, query: Any, check: _Check, members: Callable[[], list[int]]) -> None:
+    def _rescale(self, engine: Any, query: Any, members: Callable[[], list[int]]) -> None:
         self.workers = 5 - self.workers
         engine.rescale(self.workers).wait(PATIENCE_S)
-        self._until(lambda: len(members()) == self.workers, f"{self.workers} members", query, check)
+        self._until(lambda: len(members()) == self.workers, f"{self.workers} members", query)
 
 
 @contextlib.contextmanager
@@ -533,12 +553,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.ERROR)
     given.out.mkdir(parents=True, exist_ok=True)
     soak = _Soak(given.minutes, given.period, given.seed, tell)
-    failure: str | None = None
+    failure: list[str] = []
     try:
         with _journal(given.out / "soak.log"):
             soak.go()
     except _Failed as error:
-        failure = str(error)
+        failure.append(str(error))
+    except (Exception, KeyboardInterrupt) as error:
+        # Something was not done in time, or Spark or the engine says no: what an hour has given is kept all the same.
+        traceback.print_exc()
+        failure.append(f"{type(error).__name__}: {error}".splitlines()[0])
     run = soak.run
     (given.out / "soak.json").write_text(run.to_json())
     if importable():
@@ -547,7 +571,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figure = draw(run)
         (given.out / "soak.svg").write_bytes(encode(figure, "svg"))
         (given.out / "soak.png").write_bytes(encode(figure, "png"))
-    wrong = ([failure] if failure else []) + judge(run)
+    # A wrong batch ends the run, unless it is the last one.
+    wrong = list(dict.fromkeys([*failure, *judge(run)]))
     tell(f"{run.seconds / 60:.1f} min, {run.batches:,} batches, {run.rows:,} rows, {len(run.actions)} actions")
     for line in wrong:
         tell(line)
