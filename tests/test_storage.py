@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import errno
+import os
 import pickle
 import subprocess
 import sys
@@ -19,9 +21,22 @@ from penstock._storage import Entry, Storage, below, open_storage, with_settings
 from penstock.errors import ConfigError
 
 
-@pytest.fixture(params=["folder", "objects"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    if request.param == "folder":
+def without_links(patch: pytest.MonkeyPatch, number: int = errno.ENOSYS) -> None:
+    """As on a mount of gcsfuse, CIFS or a volume of Databricks."""
+
+    def link(*paths: Any) -> None:
+        if os.path.lexists(paths[1]):  # the kernel looks first
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        raise OSError(number, os.strerror(number))
+
+    patch.setattr(os, "link", link)
+
+
+@pytest.fixture(params=["folder", "folder without links", "objects"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    if request.param == "folder without links":
+        without_links(monkeypatch)
+    if request.param != "objects":
         return open_storage(str(tmp_path / "deep" / "down"))
     # What an object store does, on files: pyarrow's own twin of one.
     return _storage._Objects("s3://x", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), "deep/down")
@@ -110,10 +125,72 @@ open_storage({str(tmp_path)!r}).write("data-1-2-x", pieces())
     assert left.name.startswith(".data-1-2-x.")
 
 
-def test_of_many_creators_one_is_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", sorted({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}))
+def test_a_mount_without_links_has_files_under_their_own_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    without_links(monkeypatch, number)
+    one, other = open_storage(str(tmp_path)), open_storage(str(tmp_path))
+    assert one.exclusive
+    assert one.create("claim-1", memoryview(b"mine"))
+    assert not one.exclusive, "whoever needs to be sure looks again"
+    # The one that comes second may find the name free, and taken a moment later.
+    monkeypatch.setattr(os.path, "lexists", lambda path: False)
+    assert not other.create("claim-1", b"yours")
+    assert one.list() == [Entry("claim-1", 4)] and other.read("claim-1") == b"mine"
+
+
+def test_what_has_nothing_to_do_with_links_is_no_reason_to_go_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_links(monkeypatch, errno.EIO)
+    storage = open_storage(str(tmp_path))
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        storage.create("claim-1", b"mine")
+    assert storage.exclusive and storage.list() == []
+
+
+@pytest.mark.parametrize("written", [0, 2, 4])
+def test_a_file_under_its_own_name_that_breaks_off_is_out_of_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """Unless all of it is there, or it is another writer's: behind some mounts two may begin."""
+    fill = _storage._fill
+
+    def breaks_off(content: bytes) -> None:
+        def filled(file: Any, pieces: Any) -> int:
+            if Path(file.name).name.startswith("."):
+                return fill(file, pieces)
+            with file:
+                file.write(content)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(_storage, "_fill", filled)
+
+    without_links(monkeypatch)
+    storage = open_storage(str(tmp_path))
+    breaks_off(b"mine"[:written])
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        storage.create("claim-1", b"mine")
+    assert storage.list() == ([Entry("claim-1", 4)] if written == 4 else [])
+    breaks_off(b"yours")
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        storage.create("claim-2", b"mine")
+    assert storage.read("claim-2") == b"yours"
+    monkeypatch.setattr(_storage, "_fill", fill)
+    assert storage.create("claim-1", b"mine") == (written < 4)
+    assert storage.read("claim-1") == b"mine"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_many_creators_one_is_first(tmp_path: Path, links: bool) -> None:
     script = f"""
-import sys
+import errno, os, sys
 from penstock._storage import open_storage
+def link(*paths):
+    raise OSError(errno.ENOSYS, "no links")
+if not {links}:
+    os.link = link
 storage = open_storage({str(tmp_path)!r})
 print("ready", flush=True)
 sys.stdin.readline()

@@ -4,16 +4,20 @@ Owns: how files are written so that nobody ever reads a part of one, how one of 
 that it came second, what a URL of Spark's is called here, and how one is shown: without the credentials that it may
 carry. What the files say is not known here.
 
-Invariants: a file that has its name is whole; a name is written once and its content never changes; what a writer that
-died has left behind begins with a dot.
+Invariants: a file that has its name is whole, but for those of `create` on a mount without links; a name is written
+once and its content never changes; what a writer that died has left behind begins with a dot.
 
 On a file system a file is written beside its place, synced and renamed; `create` links it instead, which fails where
-there is one. Object stores show a file when it is closed, so nothing is to be renamed; `create` looks first there, and
-two writers at one moment may both believe that they were first: `exclusive` tells, and whoever needs more looks again.
+there is one. Some mounts have no links (gcsfuse, CIFS, volumes of Databricks): there `create` makes the file under its
+own name, where there is none. Who looks meanwhile sees a part, so its content has to tell that it is none: claims have
+a checksum. Object stores show a file when it is closed, so nothing is to be renamed; `create` looks first there. On
+those and behind such a mount two writers at one moment may both believe that they were first: `exclusive` tells, and
+whoever needs more looks again.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -22,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from penstock.errors import ConfigError
@@ -53,6 +57,9 @@ _SCHEMES = {
     "hdfs": "hdfs",
 }
 
+
+#: What a mount says that has no links.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 #: What stands in URLs as it is, and in paths of Hadoop's, which has one that is escaped already for what it means.
 _PLAIN = "/:@!$&'()*+,;=~%"
@@ -285,8 +292,23 @@ def _hidden(name: str) -> str:
     return f".{name}.{secrets.token_hex(8)}"
 
 
+def _fill(file: BinaryIO, pieces: Iterable[Piece]) -> int:
+    """Write, sync and close a file; returns bytes."""
+    with file:
+        size = sum(file.write(piece) for piece in pieces)
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
 class _Folder:
-    """A folder of a file system."""
+    """A folder of a file system.
+
+    Attributes
+    ----------
+    exclusive : bool
+        Not where links are missing, as `create` finds out: an object store may be behind the mount.
+    """
 
     exclusive = True
 
@@ -322,6 +344,12 @@ class _Folder:
             os.link(hidden, self._path / name)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self.exclusive = False
+            if not self._create_in_place(self._path / name, bytes(data)):
+                return False
         finally:
             hidden.unlink()
         self._sync()
@@ -341,14 +369,28 @@ class _Folder:
             self._path.mkdir(parents=True, exist_ok=True)
             file = open(hidden, "xb")  # noqa: SIM115
         try:
-            with file:
-                size = sum(file.write(piece) for piece in pieces)
-                file.flush()
-                os.fsync(file.fileno())
+            size = _fill(file, pieces)
         except BaseException:
             hidden.unlink(missing_ok=True)
             raise
         return hidden, size
+
+    def _create_in_place(self, path: Path, data: bytes) -> bool:
+        """Write a file under its own name where there is none; whether it did. Readers may see a part of it."""
+        try:
+            file = open(path, "xb")  # noqa: SIM115
+        except FileExistsError:
+            return False
+        try:
+            _fill(file, [data])
+        except BaseException:
+            # A part of ours would be in the way of the next try. What is whole, or another writer's, stays.
+            with suppress(OSError):
+                found = path.read_bytes()
+                if found != data and data.startswith(found):
+                    path.unlink()
+            raise
+        return True
 
     def _sync(self) -> None:
         """The names in the folder outlive the machine."""

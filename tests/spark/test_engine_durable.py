@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -102,6 +103,28 @@ def test_a_folder_that_members_do_not_share_is_refused(cluster: Any, runs: Runs,
         error = runs.fails(engine)
     assert isinstance(error, EngineError) and "not one folder for both" in str(error)
     assert not runs.kept.batches
+
+
+def test_a_mount_without_links_keeps_a_query(cluster: Any, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims are made under their own names there, and looked at again: a second engine shuts the first one out."""
+
+    def link(*paths: Any) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "link", link)
+    runs.add(2)
+    with pk.Engine(cluster, workers=1, bits=2) as first:
+        runs.run(first)
+        runs.add()
+        with pk.Engine(cluster, workers=1, bits=2, takeover=True) as second:
+            runs.run(second)
+            assert f"claim-{2:020}" in [path.name for path in runs.files.glob("*claim-*")]
+            runs.add()
+            error = runs.fails(first)
+            assert isinstance(error, EngineError) and "claim 2" in str(error)
+    with pk.Engine(cluster, workers=2, bits=2) as third:
+        runs.run(third)
+    assert state(runs.kept) == counted(4) and sorted(runs.kept.batches) == list(range(4))
 
 
 def test_timers_and_aggregates_of_users_outlive_engines(cluster: Any, runs: Runs) -> None:

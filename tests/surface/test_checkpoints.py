@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import queue
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +161,23 @@ def test_where_one_comes_second_the_number_tells(tmp_path: Any, claims: int) -> 
     for number in range(1, claims + 1):
         assert one.claim(number) == {"Ok": {"Claimed": True}}
     assert one.newest() == newest(claims, None)
+
+
+def test_on_a_mount_without_links_who_wrote_last_has_the_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store may be behind it, which lets both write."""
+
+    def link(*paths: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "link", link)
+    one, other = (Protocol(open_storage(str(tmp_path)), nonce) for nonce in (11, 22))
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    assert one.claim(1) == {"Ok": {"Claimed": True}}, "the answer of the first try was lost"
+    assert other.claim(1) == {"Ok": {"Claimed": False}}
+    assert one.newest() == newest(1, 11)
+    [claim] = tmp_path.iterdir()
+    claim.rename(tmp_path / ".of-one")
+    assert other.claim(1) == {"Ok": {"Claimed": True}}
+    assert one.newest() == other.newest() == newest(1, 22)
+    claim.write_bytes(claim.read_bytes()[:-1])
+    assert one.newest() == {"Err": {"Unavailable": f"{tmp_path}: {claim.name} is being written"}}
