@@ -353,17 +353,82 @@ def test_asynchronous_progress(cluster: Any, engine: pk.Engine, runs: Runs) -> N
 
 
 def test_a_spark_that_does_not_tell_where_its_checkpoint_is(
-    engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch
+    engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether state is durable is not left to chance: who starts the query says where."""
+    """Whether state is durable is not left to chance: who starts the query says where. What is guessed is said once."""
     monkeypatch.setattr(StreamFacts, "_execution", lambda facts: None)
     runs.add(2)
     error = runs.fails(engine)
     assert type(error) is EngineError and not runs.kept.batches
     assert "Spark does not tell whether it has a checkpointLocation" in str(error)
     assert "foreach_batch(checkpoint=)" in str(error) and "checkpoint=None" in str(error)
+    runs.add(2)
     runs.run(engine, checkpoint=f"file:{runs.folder}/state")
-    assert state(runs.kept) == counted(2) and list((runs.folder / "state").glob("manifest-*"))
+    assert state(runs.kept) == counted(4) and list((runs.folder / "state").glob("manifest-*"))
+    guesses = [line for line in caplog.messages if "so it is guessed" in line]
+    assert len(guesses) == 2 and all("(py4j is not allowed to look, or this release" in line for line in guesses)
+    assert "that a batch has the time of the driver's clock when it comes here" in guesses[0]
+    assert "that Spark has committed each batch before it asks for the next" in guesses[1]
+
+
+def by_the_clock(kind: str) -> pk.Flow:
+    """A flow that decides by processing time."""
+
+    def number(n: int | None, k: int, v: int) -> Any:
+        return (n or 0) + 1, (k, (n or 0) + 1)
+
+    def add(key: tuple[int], frames: Any, state: Any) -> Any:
+        import pandas as pd
+
+        n = (state.getOption or (0,))[0] + sum(map(len, frames))
+        state.update((n,))
+        state.setTimeoutDuration("1 hour")
+        yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+    keyed = pk.Flow("k bigint, v bigint").key_by("k")
+    if kind == "ttl":
+        return keyed.stateful_map(number, schema="k bigint, n bigint", ttl="1h", ttl_time="processing")
+    return keyed.apply_in_pandas_with_state(add, "k bigint, n bigint", "n bigint", timeoutConf="ProcessingTimeTimeout")
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("ttl", "stateful_map[1] number (ttl_time='processing')"),
+        ("timeout", "apply_in_pandas_with_state[1] add (ProcessingTimeTimeout)"),
+    ],
+)
+def test_a_spark_that_does_not_tell_its_time(
+    engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, kind: str, step: str
+) -> None:
+    """Another engine would run a batch again at another time: durable state does not depend on that guess."""
+    monkeypatch.setattr(StreamFacts, "batch_timestamp_ms", lambda facts, batch_id: None)
+    runs.add(2)
+    error = runs.fails(engine, by_the_clock(kind), checkpoint=f"file:{runs.folder}/state")
+    assert type(error) is EngineError and error.epoch == 0 and not runs.kept.batches
+    assert "Spark does not tell when it planned batch 0" in str(error) and f"and {step} of its flow" in str(error)
+    assert "Go by event time, or keep the state in memory with checkpoint=None" in str(error)
+    assert not (runs.folder / "state").exists(), "no claim was made"
+    engine.drop(runs.function.query_id)
+    runs.run(engine, by_the_clock(kind), checkpoint=None)
+    assert {k: row["n"] for k, row in runs.kept.last().items()} == {k: n for k, (n, _) in counted(2).items()}
+
+
+def test_a_spark_that_tells_its_time_no_more(engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is refused in which it does not; the query goes on where it does again."""
+    tells = StreamFacts.batch_timestamp_ms
+    runs.add(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            StreamFacts,
+            "batch_timestamp_ms",
+            lambda facts, batch_id: None if batch_id == 1 else tells(facts, batch_id),
+        )
+        error = runs.fails(engine, by_the_clock("ttl"))
+    assert type(error) is EngineError and error.epoch == 1 and sorted(runs.kept.batches) == [0]
+    assert "Where Spark has told it before, start the query again" in str(error)
+    runs.run(engine, by_the_clock("ttl"))
+    assert {k: row["n"] for k, row in runs.kept.last().items()} == {k: n for k, (n, _) in counted(3).items()}
 
 
 def test_a_checkpoint_that_was_moved(engine: pk.Engine, runs: Runs) -> None:

@@ -64,6 +64,29 @@ def test_a_program_tells_of_each_source() -> None:
     assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"
 
 
+def test_a_program_tells_what_goes_by_processing_time() -> None:
+    def group(key: Any, frames: Any, state: Any) -> Any:
+        yield from frames
+
+    assert keyed(counting(1), ttl="1h", ttl_time="processing").clocked == (
+        "stateful_map[1] count (ttl_time='processing')",
+    )
+    timed = pk.Flow("k bigint, v bigint, t timestamp", event_time="t", name="timed").key_by("k")
+    by_event = timed.stateful_map(lambda *_: None, schema="k bigint", ttl="1h", on_timer=lambda *_: None)
+    assert keyed(counting(1)).clocked == Program.of(by_event).clocked == ()
+    for timeout, steps in [
+        ("ProcessingTimeTimeout", ("apply_in_pandas_with_state[1] group (ProcessingTimeTimeout)",)),
+        ("EventTimeTimeout", ()),
+        ("NoTimeout", ()),
+    ]:
+        groups = timed.apply_in_pandas_with_state(group, "k bigint", "n bigint", timeoutConf=timeout)
+        assert Program.of(groups).clocked == steps
+    silent = pk.Flow("k bigint, at timestamp", event_time="at", idle_after="1s", name="silent")
+    plain = pk.Flow("k bigint, t timestamp", event_time="t", name="plain")
+    assert Program.of(plain.join(silent, on="k")).clocked == ("source silent (idle_after)",)
+    assert Program.of(silent.key_by("k").agg(n=pk.count())).clocked == (), "nothing else moves the watermark"
+
+
 def test_members_are_fed_what_is_read() -> None:
     flow = pk.Flow("k bigint, t timestamp, v bigint", event_time="t").key_by("k").window(pk.tumbling("1s"))
     alone, late = Program.of(flow.agg(n=pk.count())), Program.of(flow.agg(n=pk.count()), late=print)

@@ -477,7 +477,8 @@ class Engine:
             Where its state is durable: "query", the default, in a folder of the query's own ``checkpointLocation``, so
             that it lives and dies with that; else a path or URL of a folder that driver and executors reach, of this
             query alone; None to keep the state in memory only. A query without a ``checkpointLocation`` has no
-            durable state by default.
+            durable state by default. Where Spark does not tell the time of its batches (py4j is not allowed to look),
+            durable state that depends on processing time is refused with the first batch.
 
         Returns
         -------

@@ -12,7 +12,7 @@ generation; those of a changed function do not agree, so an old one is never kep
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock._beside import Kinds, require
 from penstock._flow.graph import sources_of
 from penstock._flow.text import encode
+from penstock._functions.group_state import PROCESSING_TIME
 from penstock._schema import spark_types
 from penstock.errors import PlanError
 from penstock.spark._tasks import functions
@@ -72,6 +73,8 @@ class Program:
         all are waited for.
     kinds : Kinds
         The kinds of late rows, and then those of side outputs, in the order of the columns of `beside`.
+    clocked : tuple of str
+        What of it goes by processing time, in words: steps, and sources that may be idle.
     """
 
     flow: Flow
@@ -88,6 +91,7 @@ class Program:
     lateness_us: tuple[int | None, ...]
     idle_after_ms: tuple[int | None, ...] = ()
     kinds: Kinds = field(default_factory=lambda: Kinds({}, {}))
+    clocked: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, flow: Flow, late: Any = None, sides: Any = None) -> Program:
@@ -120,6 +124,8 @@ class Program:
         # What members have beside the output has the columns that they read.
         narrowed = _native.plan_check(plan)
         pickled = dump_calls(calls)
+        # One source alone is never gone on without.
+        idle = {source.name: source.idle_after_ms for source in sources_of(flow)} if len(flow.sources) > 1 else {}
         return cls(
             flow,
             plan,
@@ -133,9 +139,9 @@ class Program:
             output,
             pa.schema(narrowed["beside_schema"]),
             tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
-            # One source alone is never gone on without.
-            tuple(source.idle_after_ms for source in sources_of(flow)) if len(flow.sources) > 1 else (),
+            tuple(idle.values()),
             Kinds.of(narrowed),
+            tuple(_clocked(calls, idle)),
         )
 
     def same_functions(self, other: Program) -> bool:
@@ -186,6 +192,16 @@ def _operator(told: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Ma
     types = ", ".join(str(kind) for kind in state.types)
     columns = json.loads(facts["columns"]) | {"state": encode(state)}
     return facts | {"types": f"{facts['types']} -> ({types}), {timeout}", "columns": json.dumps(columns)}
+
+
+def _clocked(calls: Sequence[Mapping[str, Any]], idle: Mapping[str, int | None]) -> Iterator[str]:
+    """What goes by processing time, in words."""
+    for call in calls:
+        if call.get("ttl_us") is not None and call["ttl_time"] == "processing":
+            yield f"{call['step']} (ttl_time='processing')"
+        if call.get("timeout") == PROCESSING_TIME:
+            yield f"{call['step']} ({PROCESSING_TIME})"
+    yield from (f"source {name} (idle_after)" for name, after_ms in idle.items() if after_ms is not None)
 
 
 def _steps(plan: str) -> list[dict[str, Any]]:

@@ -62,6 +62,15 @@ _END_S = 10.0
 _LOOKS = 3
 #: How Spark names what tasks raise that cannot reach or read a member. Other libraries have errors of these names, too.
 _ECHOES = tuple(f"penstock.errors.{kind.__name__}:" for kind in (ProtocolError, AuthenticationError))
+#: Why Spark does not tell something, and what is taken for it.
+_UNTOLD = "(py4j is not allowed to look, or this release of Spark has it elsewhere)"
+_GUESSED_TIME = (
+    "that a batch has the time of the driver's clock when it comes here: what a function is told of it"
+    " (getCurrentProcessingTimeMs) is another time where an engine after this one runs the batch again"
+)
+_GUESSED_COMMITS = (
+    "that Spark has committed each batch before it asks for the next: leave asyncProgressTrackingEnabled off"
+)
 #: How many workers there are when bins move is known by the protocol alone.
 _MOST_WORKERS = 1 << 31
 
@@ -180,6 +189,8 @@ class Query:
         self._rest: tuple[int, tuple[drains.Piece, ...], tuple[drains.Piece, ...]] | None = None
         self._dropped: Mapping[str, Any] | None = None
         self._over = False
+        #: What of the Spark query is guessed, as far as that was said.
+        self._guesses: set[str] = set()
 
     # Looking
 
@@ -300,6 +311,9 @@ class Query:
         """
         with self._taking_turn(check):
             self._refuse_second(program, run, batch_id, df)
+            clock_ms, planned_ms = self._stream.clock_ms(batch_id)
+            committed, guessed = self._stream.committed_before(batch_id)
+            self._require_told(program, batch_id, planned_ms is not None, not guessed)
             self._called = batch_id
             clock = time.monotonic()
             measured = _Measured(time.time(), worked=clock)
@@ -312,13 +326,12 @@ class Query:
             def serve(facts: Mapping[str, Any]) -> Event:
                 return self._serve(df.sparkSession, facts, sink, (late, sides), measured)
 
-            clock_ms, planned_ms = self._stream.clock_ms(batch_id)
             asked = {
                 "query": self.id,
                 "epoch": batch_id,
                 "clock_ms": clock_ms,
                 "planned_ms": planned_ms,
-                "committed": self._stream.committed_before(batch_id),
+                "committed": committed,
             }
             trigger_s = measured.started - clock_ms / 1e3 if follows else 0.0
             try:
@@ -579,6 +592,29 @@ class Query:
                 query=self.id,
                 epoch=batch_id,
             )
+
+    def _require_told(self, program: Program, batch_id: int, timed: bool, logged: bool) -> None:
+        """Say once what is guessed: `timed` and `logged` are false where Spark does not tell its time or its commits.
+
+        Another engine that runs a batch again takes another time: durable state that depends on it is refused.
+        """
+        if self.storage is None or self._stream.by_hand or (timed and logged):
+            return
+        if not timed and program.clocked:
+            raise EngineError(
+                f"query {self.name} ({self.id}): Spark does not tell when it planned batch {batch_id} {_UNTOLD}, and"
+                f" {', '.join(program.clocked)} of its flow goes by that time: by another clock an engine after this"
+                " one would decide otherwise when it runs the batch again, so the state cannot be durable. Go by event"
+                " time, or keep the state in memory with checkpoint=None. Where Spark has told it before, start the"
+                " query again",
+                query=self.id,
+                epoch=batch_id,
+            )
+        guesses = {_GUESSED_TIME} if not timed else set()
+        guesses |= {_GUESSED_COMMITS} if not logged else set()
+        for guess in sorted(guesses - self._guesses):
+            log.warning("query %s: Spark does not tell %s, so it is guessed %s", self.name, _UNTOLD, guess)
+        self._guesses |= guesses
 
     def _open(self, program: Program) -> None:
         if self._functions == 0 or not (program is self.program or program.same_functions(self.program)):

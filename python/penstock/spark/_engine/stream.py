@@ -3,7 +3,9 @@
 Owns: what counts where Spark does not tell. Batches that are called by hand, without a stream, count as committed when
 they have returned, and have the time of their first call.
 
-Invariant: a batch that is computed again has the time that it had: of a stream that time is durable at Spark.
+Invariant: a batch that is computed again has the time that it had: of a stream that time is durable at Spark. Where
+Spark does not tell it this engine alone knows it. Whoever asks is told what is a guess, and keeps to what does not
+depend on it (`query`).
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ class Stream:
         self._clock: tuple[int, int] = (-1, 0)
         #: The last batch that returned.
         self._returned: int | None = None
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether its batches come without a Spark query, which goes on in no other engine."""
+        return self._facts is None
 
     def checkpoint(self) -> str | None:
         """Where Spark keeps the query's progress; None where that goes with the query, or there is none.
@@ -75,15 +82,18 @@ class Stream:
         """A batch has returned to Spark."""
         self._returned = batch_id
 
-    def committed_before(self, batch_id: int) -> int | None:
-        """The last batch in Spark's commit log when it asks for a batch; None for none."""
+    def committed_before(self, batch_id: int) -> tuple[int | None, bool]:
+        """The last batch in Spark's commit log when it asks for a batch, None for none; and whether that is a guess."""
         if batch_id == 0:
-            return None
-        told = None if self._facts is None else self._facts.committed()
+            return None, False
+        if self._facts is None:
+            return batch_id - 1, False
+        told = self._facts.committed()
+        asynchronous = self._facts.asynchronous() if told is None else None
         # Without asynchronous progress Spark asks for the next batch only after it has committed this one.
-        if told is None and (self._facts is None or not self._facts.asynchronous()):
-            return batch_id - 1
-        return told
+        if told is None and not asynchronous:
+            return batch_id - 1, asynchronous is None
+        return told, False
 
     def committed(self) -> int | None:
         """The last batch in Spark's commit log, also of a query that has ended; None where it has none."""
