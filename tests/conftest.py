@@ -22,6 +22,7 @@ import pytest
 from _pytest.nodeid import coerce_node_id
 from hypothesis import settings
 
+import data_support
 import interrupt_support
 import spark_classes
 
@@ -127,29 +128,60 @@ def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def data_folder(name: str) -> Path:
-    """Folder of a data set: below $PENSTOCK_DATA, or beside the repository; a skip where it is absent."""
+def real_data() -> Path:
+    """Where data sets are that are not made here: $PENSTOCK_DATA, or beside the repository."""
     root = os.environ.get("PENSTOCK_DATA")
-    base = Path(root) if root else Path(__file__).resolve().parents[2] / "shared" / "data"
-    folder = base / name
+    return Path(root) if root else Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def data_folder(name: str) -> Path:
+    """Folder of a real data set; a skip where it is absent, of what can be compared with nothing else."""
+    folder = real_data() / name
     if not folder.is_dir():
-        pytest.skip(f"no data in {folder}; PENSTOCK_DATA names the folder that holds nexmark/ and text/")
+        pytest.skip(f"no data in {folder}; PENSTOCK_DATA names the folder that holds {name}/")
+    return folder
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    made = [name for name in data_support.MAKERS if not (real_data() / name).is_dir()]
+    return f"data sets: {real_data()}" + (f"; made, since they are not there: {', '.join(made)}" if made else "")
+
+
+def data_or_made(name: str, factory: pytest.TempPathFactory) -> Path:
+    """Folder of a data set, the real one where it is there."""
+    folder = real_data() / name
+    if not folder.is_dir():
+        folder = factory.mktemp(name)
+        data_support.MAKERS[name](folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def nexmark_data() -> Path:
-    return data_folder("nexmark")
+def nexmark_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_or_made("nexmark", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def tpcxbb_data() -> Path:
-    return data_folder("tpcxbb")
+def tpcxbb_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_or_made("tpcxbb", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def text_data() -> Path:
-    return data_folder("text")
+def text_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_or_made("text", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return data_or_made("graphs", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def figures(graphs: Path) -> Mapping[str, data_support.Graph]:
+    """Of each graph how large it is and how many cliques it has: published, or counted by sets."""
+    if graphs == real_data() / "graphs":
+        return data_support.PUBLISHED
+    return {name: data_support.figures(graphs / f"{name}.txt.gz") for name in data_support.PUBLISHED}
 
 
 class Sessions:

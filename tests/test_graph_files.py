@@ -13,7 +13,6 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
-from conftest import data_folder
 from penstock import errors
 from penstock.spark._graph.hosted import meeting_place, opened
 
@@ -28,8 +27,8 @@ def rows(batches: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("shape", ["both", "forward", "degree", "degeneracy"])
-def test_a_file_is_what_memory_makes(tmp_path: Path, shape: Any) -> None:
-    edges = {"e": data_folder("graphs") / "wiki-Vote.txt.gz"}
+def test_a_file_is_what_memory_makes(tmp_path: Path, graphs: Path, shape: Any) -> None:
+    edges = {"e": graphs / "wiki-Vote.txt.gz"}
     small = pk.graph.Index(edges, self_loops="drop", shape=shape)
     large = pk.graph.Index.build(tmp_path / "e.graph", edges, self_loops="drop", shape=shape, memory=1 << 20)
     assert (large.nodes, large.edges, large.ids, large.sets) == (small.nodes, small.edges, small.ids, small.sets)

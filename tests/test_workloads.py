@@ -19,7 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import data_support
 import penstock as pk
+from conftest import data_folder
 from examples_support import examples
 from penstock.cli import main
 from penstock.errors import ConfigError, SchemaError
@@ -115,6 +117,17 @@ def test_expected_output_in_any_order_while_state_moves(nexmark_data: Path, quer
     wanted = expected(nexmark_data, query)
     assert got.column_names == wanted.column_names
     assert bag(got) == bag(wanted)
+
+
+def test_the_outputs_that_are_computed_here_are_the_expected_ones() -> None:
+    """What runs over events that are made here are compared with: see `data_support`."""
+    folder = data_folder("nexmark")
+    outputs = data_support.nexmark_outputs(folder, nexmark.load_params(folder))
+    assert set(outputs) == set(nexmark.QUERIES)
+    for query, rows in outputs.items():
+        wanted = expected(folder, query)
+        assert data_support.NEXMARK[query].split() == wanted.column_names
+        assert Counter(rows) == bag(wanted), query
 
 
 BIDS = st.lists(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
-from conftest import data_folder
+from data_support import Graph
 from penstock import errors
 from penstock.graph._options import Options
 from penstock.spark._graph.watch import watched
@@ -219,17 +220,17 @@ def test_the_diff_is_no_node_wherever_it_stands(spark: Any, at: int) -> None:
     [["--output", "out.parquet"], pytest.param(["--batches", "1", "--batch-size", "10"], marks=pytest.mark.long)],
     ids=["rows", "count"],
 )
-def test_the_command(tmp_path: Path, more: list[str]) -> None:
+def test_the_command(tmp_path: Path, graphs: Path, figures: Mapping[str, Graph], more: list[str]) -> None:
     """In a process of its own: it starts a session for itself."""
-    path = data_folder("graphs") / "ca-GrQc.txt.gz"
+    path, threes = graphs / "ca-GrQc.txt.gz", figures["ca-GrQc"].threes
     shared = ["--input", str(path), "--size", "3", "--undirected", "--host", "spark", "--workers", "2", "--json"]
 
     command = [sys.executable, "-m", "penstock.cli", "cliques", *shared, *more]
     facts = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout)
-    assert facts["count"] == 48_260
+    assert facts["count"] == threes
     assert facts["peak_memory_bytes"] is facts["loaded_peak_memory_bytes"] is None, "the graph is in Spark's tasks"
     if more[0] == "--output":
-        assert pq.read_table(tmp_path / more[1]).num_rows == 48_260
+        assert pq.read_table(tmp_path / more[1]).num_rows == threes
         assert os.listdir(tmp_path) == [more[1]]
     else:
         assert facts["admitted_maximum"] == 10 and facts["batches_maximum"] == 1

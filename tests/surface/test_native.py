@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from conftest import data_folder
 from penstock import _native, errors
 
 STUB = Path(penstock.__file__).with_name("_native.pyi")
@@ -334,11 +335,12 @@ def _tables(generator: Any, count: int) -> dict[str, pa.Table]:
     return {name: pa.table(pa.record_batch(b)) for name, b in generator.next_batches(count).items()}
 
 
-def test_nexmark_equals_the_reference_tables(nexmark_data: Path) -> None:
+def test_nexmark_equals_the_reference_tables() -> None:
+    folder = data_folder("nexmark")
     made = _tables(_native.Nexmark(), 100_000)
     assert set(made) == {"person", "auction", "bid"}
     for name, table in made.items():
-        expected = pq.read_table(nexmark_data / f"{name}.parquet")
+        expected = pq.read_table(folder / f"{name}.parquet")
         assert table.schema.equals(expected.schema), name
         assert table.equals(expected.combine_chunks()), name
 
