@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use penstock_cluster::Failure;
 use penstock_cluster::message::{DrainContext, FeedContext, MeshContext, Message, StreamEnd};
 use penstock_cluster::session::{
-    Client, Frame, Keys, Kind, NONCE_BYTES, Role, Secret, Server, fuzz_introduction, read_frame,
+    Client, Frame, Keys, Kind, NONCE_BYTES, Role, Secret, Server, fuzz_alive, fuzz_introduction, read_frame,
 };
 use penstock_dataflow::wire::{decode_serde, encode_serde};
 use penstock_dataflow::{FabricTag, Wire, fabric};
@@ -112,7 +112,7 @@ pub fn session_frames(data: &[u8]) -> bool {
     decoded
 }
 
-/// Both sides of the handshake, and keys as tasks carry them. Nobody gets in without a key.
+/// Both sides of the handshake and of the question whether an engine lives, and keys as tasks carry them. Nobody gets in without a key.
 pub fn handshake(data: &[u8]) -> bool {
     static KEYS: OnceLock<Keys> = OnceLock::new();
     let keys = KEYS.get_or_init(|| {
@@ -131,13 +131,14 @@ pub fn handshake(data: &[u8]) -> bool {
     assert!(client.answer(answer, b"").is_err(), "a challenge without the key");
     let (server, _) = Server::challenge(keys, &sent, ours, b"").expect("a good hello");
     assert!(server.verify(answer).is_err(), "a proof without the key");
+    let asks = fuzz_alive(hello);
     match Server::challenge(keys, hello, ours, b"") {
         Ok((server, challenge)) => {
             assert!(challenge.len() < 128, "an answer to who is not known stays short");
             assert!(server.verify(answer).is_err(), "a proof without the key");
             true
         }
-        Err(_) => false,
+        Err(_) => asks,
     }
 }
 

@@ -310,7 +310,12 @@ fn told() -> Vec<(&'static str, u8, Said)> {
     let leaving = List::founded_at(2, 1).after(Change::Leaving(1)).unwrap();
     let states =
         || Arc::new([0, 1].map(|dataflow| (dataflow, State { next: [(0, 3)].into(), counts: empty() })).into());
-    let mut admits: Said = lanes.iter().map(|lane| (1, *lane, marker(&admitted, None))).collect();
+    // The list goes with the urgent lane, and the others say which one.
+    let marks = |from: u32, list: &List| {
+        let message = |lane| if lane == Lane::Urgent { marker(list, None) } else { MemberMessage::Mark(list.version) };
+        lanes.map(|lane| (from, lane, message(lane)))
+    };
+    let mut admits: Said = marks(1, &admitted).into();
     admits.push(urgent(2, marker(&admitted, None)));
     admits.push(urgent(2, MemberMessage::Bootstrap { attempt: 1 }));
     admits.push(urgent(1, bundle(0, vec![(0, 0)])));
@@ -318,14 +323,14 @@ fn told() -> Vec<(&'static str, u8, Said)> {
     admits.push(urgent(2, MemberMessage::Request(Request::Seat { joiner: 2, granter: 0 })));
     admits.push(urgent(2, MemberMessage::Done { attempt: 1 }));
     admits.push(urgent(1, MemberMessage::Request(Request::Admit { home, count: 3, linked: [0, 1].into() })));
-    let mut leaves: Said = lanes.iter().map(|lane| (1, *lane, marker(&leaving, None))).collect();
+    let mut leaves: Said = marks(1, &leaving).into();
     leaves.push(urgent(1, bundle(0, Vec::new())));
     leaves.push(urgent(1, MemberMessage::Legacy(grant())));
     leaves.push(urgent(1, MemberMessage::Request(Request::Close { leaver: 1, finals: [(0, 1)].into() })));
     leaves.push(urgent(1, MemberMessage::Request(Request::Withdraw(2))));
     leaves.push(urgent(1, MemberMessage::Request(Request::Leave(0))));
-    let mut joins: Said = lanes.iter().map(|lane| (0, *lane, marker(&admitted, None))).collect();
-    joins.extend(lanes.map(|lane| (1, lane, marker(&admitted, None))));
+    let mut joins: Said = marks(0, &admitted).into();
+    joins.extend(marks(1, &admitted));
     joins.push(urgent(0, MemberMessage::Snapshot { attempt: 1, states: states() }));
     let bundles = Ok(vec![Bundle { number: 0, after: Vec::new(), part: empty() }]);
     joins.push(urgent(0, MemberMessage::Answer { attempt: 1, range, bundles }));

@@ -389,6 +389,22 @@ impl Alive {
     }
 }
 
+/// Both sides of the question whether an engine lives, which anybody may put: whether bytes are such a question. Who does not know the claim
+/// answers none. For the fuzz targets.
+#[doc(hidden)]
+#[must_use]
+pub fn fuzz_alive(bytes: &[u8]) -> bool {
+    let (alive, _) = Alive::ask(u64::MAX, [3; NONCE_BYTES]);
+    assert!(!alive.is_answered(bytes), "an answer without the claim");
+    match Alive::reply(7, bytes) {
+        Some(answer) => {
+            assert!(answer.len() < 128 && !alive.is_answered(&answer), "one claim does not answer for another");
+            true
+        }
+        None => false,
+    }
+}
+
 /// Tells a client that speaks without TLS that it is due.
 pub(super) fn tls_due() -> Vec<u8> {
     message(TLS_DUE, &[])

@@ -28,6 +28,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
+#[doc(hidden)]
+pub use handshake::fuzz_alive;
 pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server, listening_at};
 pub use keys::{Keys, Secret};
 pub use metrics::{Metrics, MetricsSnapshot};
