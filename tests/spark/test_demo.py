@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.report import Timeline
+from penstock.report._plot import draw
 
 pytestmark = [
     pytest.mark.spark,
@@ -122,6 +123,17 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     assert "<svg" in page and all((words in page) is felt for words in lead)
     width, height = struct.unpack(">II", (out / "timeline.png").read_bytes()[16:24])
     assert width > height > 500
+    # The picture is drawn of this timeline: what was done is named above it, and marked in each panel.
+    figure = draw(timeline)
+    named = [text.get_text().splitlines()[0] for text in figure.axes[0].texts]
+    moved = {"all-at-once", "batched"}
+    assert moved <= set(named), "of both queries, which are one mark where they were moved together"
+    assert [name for name in named if name not in moved] == ["a worker died", "2 → 3 workers", "3 → 2 workers"]
+    begin = timeline.span[0]
+    for panel in figure.axes:
+        marked_at = {line.get_xdata()[0] for line in panel.lines}
+        assert {change.started - begin for change in changes} <= marked_at
+        assert {change.ended - begin for change in changes} <= marked_at
 
 
 @pytest.mark.fault
