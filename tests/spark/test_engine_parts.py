@@ -116,17 +116,20 @@ def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> No
     assert caught.value.query == "0815"
 
 
-def test_a_query_goes_on_at_its_place_by_other_credentials() -> None:
+def test_other_credentials_are_another_life_of_a_query() -> None:
     queries = Queries("e")
     setup: Any = SimpleNamespace(hub=None, executor=None)
-    program: Any = SimpleNamespace(misfit=lambda other, durable: None)
+    program: Any = SimpleNamespace(misfit=lambda other: None, sources={})
 
     def of(query: str, url: str) -> Any:
         storage: Any = SimpleNamespace(url=url)
         return queries.of(setup, program, query, query, Stream(None), storage)
 
     first = of("q", "s3://ONE:SECRET@bucket/x")
-    assert of("q", "s3://OTHER:SECRET@bucket/x") is first and queries.checkpoint("q") == "s3://OTHER:SECRET@bucket/x"
+    assert of("q", "s3://ONE:SECRET@bucket/x") is first
+    # What the workers have would be used on, also where it has been taken back since.
+    with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x by other credentials in engine e: drop the"):
+        of("q", "s3://OTHER:SECRET@bucket/x")
     with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x in engine e, not at s3://\.\.\.@bucket/y: drop"):
         of("q", "s3://OTHER:SECRET@bucket/y")
     with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x: give query other a checkpoint of its own"):

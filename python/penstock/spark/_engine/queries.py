@@ -106,6 +106,13 @@ class Queries:
                         f" {self._engine}, not at {_shown(url)}: drop the query, then start it again",
                         query=query_id,
                     )
+                if found.checkpoint != url:
+                    # Workers write by what their generation began with; a new life of the query begins with these.
+                    raise EngineError(
+                        f"the state of Spark query {query_id} ({found.name}) is at {_shown(url)} by other credentials"
+                        f" in engine {self._engine}: drop the query, then start it again",
+                        query=query_id,
+                    )
                 misfit = None if storage is not None else program.misfit(found.program)
                 if misfit is not None:
                     raise EngineError(
@@ -115,7 +122,6 @@ class Queries:
                         query=query_id,
                     )
                 self._modules |= program.sources
-                found.storage = storage  # the same folder, perhaps by other credentials
                 return found
             here = _place(url)
             other = next(
