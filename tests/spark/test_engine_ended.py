@@ -343,8 +343,9 @@ def test_a_checkpoint_of_sparks_own_is_no_way_back(watched: Any) -> None:
     for number, name in enumerate(("other", "failed")):
         watch.saw(name, thread := Thread(number))
         thread.alive = False
-    wait_for(lambda: gone == ["failed"], what="it is told")
-    assert set(watch._lives) == {"other"}
+    # A life goes after its end is told.
+    wait_for(lambda: set(watch._lives) == {"other"}, what="it is told")
+    assert gone == ["failed"]
     watch.forget("other")
 
 
