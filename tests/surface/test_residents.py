@@ -379,7 +379,12 @@ def ended(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [vars(record) for record in caplog.records if getattr(record, "event", "") == "resident ended"]
 
 
-def test_a_job_that_ends_is_told_with_its_reason(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("steady", [0.0, 3_600.0])
+def test_a_job_that_ends_is_told_with_its_reason(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, steady: float
+) -> None:
+    """However long it ran."""
+    monkeypatch.setattr(residents, "_STEADY_S", steady)
     first, [job] = engine.serving, engine.context.jobs
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: first.lost is not None, what="the loss of the first")

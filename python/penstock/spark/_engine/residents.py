@@ -390,10 +390,11 @@ class Residents:
             seat.last = self._serve(seat, task)
             if seat.retired.is_set() or self._sc._jsc is None:
                 return
-            if seat.tries > tries or time.monotonic() - began > _STEADY_S:
-                pause = _PAUSE_S[0]
-            else:
+            elsewhere = seat.tries > tries  # sent to look for a better place
+            if not elsewhere:
                 self._tell(logging.WARNING, "resident ended", seat.slot, None, reason=seat.last)
+            if elsewhere or time.monotonic() - began > _STEADY_S:
+                pause = _PAUSE_S[0]
             self._hub.wake()
             seat.retired.wait(pause)
             pause = min(2 * pause, _PAUSE_S[1])
