@@ -314,6 +314,12 @@ def test_what_cannot_be_read_is_refused_by_its_name(url: str, text: str) -> None
         ("s3://KEY:SEC%2FRET@bucket/x?region=eu-west-1", "s3://...@bucket/x?region=eu-west-1"),
         ("s3://KEY:SEC/RET@bucket/x", "s3://...@bucket/x"),
         ("s3://KEY:SEC?RET@bucket/x", "s3://...@bucket/x"),
+        # No ports: those are of hosts, not of buckets.
+        ("s3://KEY:/SECRET@bucket/x", "s3://...@bucket/x"),
+        ("S3A://KEY:12/SECRET@bucket/x", "S3A://...@bucket/x"),
+        ("s3n://KEY:12/SECRET@bucket/x", "s3n://...@bucket/x"),
+        ("gs://KEY:/SECRET@bucket/x", "gs://...@bucket/x"),
+        ("ftp://host:/a@b", "ftp://host:/a@b"),
         ("ftp://me:SECRET@host/x", "ftp://...@host/x"),
         ("abfss://box:SECRET@account.net/x?client_secret=S&sig=T&tenant_id=1", None),
         ("abfss://box@account.net/x", "abfss://box@account.net/x"),

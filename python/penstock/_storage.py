@@ -69,8 +69,12 @@ _AMAZON = re.compile(
 )
 
 
-#: What stands before the host of a URL; with a slash that should have been escaped where no port is.
-_USER = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]*:/*)(?:([^/?#]*)|([^/?#:@]*:(?!\d*(?:[/?#]|\Z)).*))@", re.DOTALL)
+#: What stands before the host of a URL; with a slash that should have been escaped where no port is. Buckets have none.
+_USER = re.compile(
+    r"\A((?:((?i:s3[an]?|gs|gcs))|[A-Za-z][A-Za-z0-9+.-]*):/*)"
+    r"(?:([^/?#]*)|([^/?#:@]*:(?(2)|(?!\d*(?:[/?#]|\Z))).*))@",
+    re.DOTALL,
+)
 #: What a store is told behind ``?`` that lets somebody in, by its name.
 _SAID = re.compile(r"([?&][^=&]*(?:secret|token|password|key|sig)[^=&]*=)([^&]+)", re.IGNORECASE)
 #: Stores in whose URLs a name before the host lets nobody in: it is of a container, or of a user.
@@ -183,7 +187,7 @@ def shown(url: str, text: str | None = None) -> str:
     secrets: list[str] = []
 
     def user(found: re.Match[str]) -> str:
-        held = found[3] if found[2] is None else found[2]
+        held = found[4] if found[3] is None else found[3]
         name, mark, word = held.partition(":")
         if found[1].partition(":")[0].lower() in _NAMED:
             secrets.append(word)
