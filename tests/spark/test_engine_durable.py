@@ -111,7 +111,17 @@ def test_a_mount_without_links_keeps_a_query(cluster: Any, runs: Runs, monkeypat
     def link(*paths: Any) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
+    in_place: list[str] = []
+    folder = type(open_storage(str(runs.folder)))
+    create = folder._create_in_place  # type: ignore[attr-defined]
+
+    def created(self: Any, path: Path, data: bytes) -> bool:
+        in_place.append(path.name)
+        assert not self.exclusive
+        return bool(create(self, path, data))
+
     monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(folder, "_create_in_place", created)
     runs.add(2)
     with pk.Engine(cluster, workers=1, bits=2) as first:
         runs.run(first)
@@ -124,6 +134,7 @@ def test_a_mount_without_links_keeps_a_query(cluster: Any, runs: Runs, monkeypat
             assert isinstance(error, EngineError) and "claim 2" in str(error)
     with pk.Engine(cluster, workers=2, bits=2) as third:
         runs.run(third)
+    assert set(in_place) >= {f"claim-{number:020}" for number in (1, 2, 3)}, "no link was made"
     assert state(runs.kept) == counted(4) and sorted(runs.kept.batches) == list(range(4))
 
 
