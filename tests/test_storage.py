@@ -9,7 +9,7 @@ import pickle
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -351,6 +351,40 @@ def test_a_store_that_cannot_be_opened_is_told_without_its_secrets(url: str) -> 
         open_storage(url)
     told = "".join(traceback.format_exception(refused.value))
     assert "KEY" not in told and "SEC" not in told and "RET" not in told
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda storage: storage.list(),
+        lambda storage: storage.read("a"),
+        lambda storage: storage.read("a", 0, 1),
+        lambda storage: storage.write("a", [b"x"]),
+        lambda storage: storage.create("a", b"x"),
+        lambda storage: storage.delete(["a"]),
+    ],
+    ids=["list", "read", "part", "write", "create", "delete"],
+)
+def test_what_an_object_store_raises_has_no_credentials(ask: Callable[[Any], Any]) -> None:
+    """Azure's names what it was asked with, escaped its own way, also where that is not of the URL."""
+
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            def broken(*args: Any, **named: Any) -> Any:
+                try:
+                    raise OSError(13, "at WORD=")
+                except OSError:
+                    text = "GET https://a.net/box/x?sv=1&sig=WORD%3D&se=2 403, by https://a.net/?sig=OTHER'"
+                    raise OSError(text)  # noqa: B904
+
+            return broken
+
+    storage = _storage._Objects("abfss://box@a.net/x?sas=1&sig=WORD=", cast(Any, Broken()), "box/x")
+    with pytest.raises(OSError, match="403") as raised:
+        ask(storage)
+    assert str(raised.value) == "GET https://a.net/box/x?sv=1&sig=...&se=2 403, by https://a.net/?sig=...'"
+    told = "".join(traceback.format_exception(raised.value))
+    assert "at WORD" not in told.replace('OSError(13, "at WORD=")', "")
 
 
 def test_a_url_opens_what_it_names_with_what_it_carries() -> None:

@@ -25,6 +25,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote, unquote
@@ -77,6 +78,8 @@ _USER = re.compile(
 )
 #: What a store is told behind ``?`` that lets somebody in, by its name.
 _SAID = re.compile(r"([?&][^=&]*(?:secret|token|password|key|sig)[^=&]*=)([^&]+)", re.IGNORECASE)
+#: The same in a text.
+_TOLD = re.compile(r"([?&][^=&\s]*(?:secret|token|password|key|sig)[^=&\s]*=)[^&\s'\"<>]+", re.IGNORECASE)
 #: Stores in whose URLs a name before the host lets nobody in: it is of a container, or of a user.
 _NAMED = ("abfs", "abfss", "wasb", "wasbs", "hdfs")
 #: What is shown in place of what lets somebody in.
@@ -205,10 +208,13 @@ def shown(url: str, text: str | None = None) -> str:
     if text is None:
         return plain
     text = text.replace(url, plain)
-    # As they were written, and as they are meant.
-    for secret in sorted({one for held in secrets for one in (held, unquote(held)) if one}, key=len, reverse=True):
+    # As they were written, as they are meant, as others write them, and what is taken for a path where a slash is.
+    held = {*secrets, *map(unquote, secrets), *(quote(unquote(one), safe="") for one in secrets)}
+    held |= {part for one in held if len(part := one.partition("/")[2]) > 3}
+    for secret in sorted(filter(None, held), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    return text
+    # Stores name what they were asked with, wherever they have it from.
+    return _TOLD.sub(rf"\1{_HIDDEN}", text) if url.partition(":")[0].lower() in _SCHEMES else text
 
 
 def place(url: str) -> str:
@@ -289,6 +295,25 @@ def with_settings(url: str, setting: Callable[[str], str | None]) -> str:
         said["region"] = region
     text = "&".join(f"{name}={quote(word, safe='')}" for name, word in said.items())
     return f"{url}?{text}" if text else url
+
+
+def _masked(method: Callable[..., Any]) -> Any:
+    """A method of a store, which raises what it raises without the store's credentials."""
+
+    @wraps(method)
+    def run(self: Storage, *args: Any, **named: Any) -> Any:
+        try:
+            return method(self, *args, **named)
+        except Exception as error:
+            raised: BaseException | None = error
+            while raised is not None:
+                raised.args = tuple(shown(self.url, one) if isinstance(one, str) else one for one in raised.args)
+                if isinstance(raised, OSError) and isinstance(raised.strerror, str):
+                    raised.strerror = shown(self.url, raised.strerror)
+                raised = raised.__cause__ or raised.__context__
+            raise
+
+    return run
 
 
 def _hidden(name: str) -> str:
@@ -410,6 +435,8 @@ class _Objects:
 
     To open a file there is a request, which tells its size. So files of which parts are read stay open for the next
     part, since their content never changes; one that cannot be read any more is opened again, once.
+
+    Invariant: what is raised has no credentials, which the texts of stores may have.
     """
 
     exclusive = False
@@ -426,12 +453,14 @@ class _Objects:
     def _path(self, name: str) -> str:
         return f"{self._base}/{name}"
 
+    @_masked
     def list(self) -> list[Entry]:
         from pyarrow.fs import FileSelector
 
         found = self._system.get_file_info(FileSelector(self._base, allow_not_found=True))
         return sorted(Entry(info.base_name, info.size) for info in found if info.is_file)
 
+    @_masked
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
         if length is None:
             with self._system.open_input_file(self._path(name)) as file:
@@ -454,6 +483,7 @@ class _Objects:
                 self._files.popitem(last=False)
         return found
 
+    @_masked
     def write(self, name: str, pieces: Iterable[Piece]) -> int:
         size = 0
         stream = self._open(name)
@@ -478,6 +508,7 @@ class _Objects:
             self._system.create_dir(self._base, recursive=True)
             return self._system.open_output_stream(self._path(name))
 
+    @_masked
     def create(self, name: str, data: Piece) -> bool:
         [info] = self._system.get_file_info([self._path(name)])
         if info.is_file:
@@ -487,6 +518,7 @@ class _Objects:
             stream.write(data)
         return True
 
+    @_masked
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             with suppress(FileNotFoundError):

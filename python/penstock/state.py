@@ -291,7 +291,11 @@ def _read(storage: Storage, name: str, offset: int = 0, length: int | None = Non
     except FileNotFoundError as error:
         raise _gone(storage, name) from error
     except OSError as error:
-        raise StorageError(f"{shown(storage.url)}: file {name} cannot be read: {error}") from error
+        raise _unread(storage, f": file {name}", error) from error
+
+
+def _unread(storage: Storage, what: str, error: OSError) -> StorageError:
+    return StorageError(f"{shown(storage.url)}{what} cannot be read: {shown(storage.url, str(error))}")
 
 
 def _gone(storage: Storage, name: str) -> StorageError:
@@ -305,7 +309,7 @@ def _manifest(storage: Storage, name: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StorageError(f"{shown(storage.url)}: file {name} cannot be read: {error}") from error
+        raise _unread(storage, f": file {name}", error) from error
 
 
 def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
@@ -324,7 +328,7 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         except NotADirectoryError:
             continue
         except OSError as error:
-            raise StorageError(f"{shown(place)} cannot be read: {error}") from error
+            raise _unread(storage, "", error) from error
         names = tuple(name for name in sizes if _MANIFEST.fullmatch(name))
         claims = claims or any(_CLAIM.fullmatch(name) for name in sizes)
         if names:

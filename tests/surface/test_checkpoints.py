@@ -131,10 +131,16 @@ def test_what_a_store_refuses_is_told_without_its_credentials(caplog: pytest.Log
         url = "s3://KEY:SECRET@bucket/x"
 
         def list(self) -> list[Entry]:
-            raise ValueError("no route")
+            raise ValueError("no route to KEY:SECRET@bucket")
+
+        def delete(self, names: Iterable[str]) -> None:
+            raise OSError(f"no route to {self.url}")
 
     caplog.set_level(logging.DEBUG, "penstock")
-    assert Protocol(Broken(), 11).newest() == {"Err": {"Unavailable": "s3://...@bucket/x: no route"}}
+    one = Protocol(Broken(), 11)
+    assert one.newest() == {"Err": {"Unavailable": "s3://...@bucket/x: no route to ...@bucket"}}
+    _, _, error = one.ask_aside("Delete", names=["old"])
+    assert str(error) == "no route to s3://...@bucket/x"
     assert "s3://...@bucket/x" in caplog.text and "SECRET" not in caplog.text
 
 

@@ -97,10 +97,11 @@ class Checkpoints:
             outcome: Any = {"Ok": work(storage, facts)}
         except Exception as error:
             # Whatever a store raises may pass; the protocol tries again, and says in the end what it was.
-            failed = error
-            outcome = {"Err": {"Unavailable": f"{shown(storage.url)}: {error}"}}
+            text = shown(storage.url, str(error))
+            failed = error if text == str(error) else OSError(text)
+            outcome = {"Err": {"Unavailable": f"{shown(storage.url)}: {text}"}}
             if not isinstance(error, OSError):
-                log.info("checkpoint %s: %s", shown(storage.url), error, exc_info=True)
+                log.info("checkpoint %s: %s", shown(storage.url), text, exc_info=failed is error)
         if "ticket" not in facts:
             self._told(facts["query"], what, failed)
         else:
