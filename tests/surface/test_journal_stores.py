@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import types
 from typing import Any
@@ -91,6 +92,27 @@ def test_what_nobody_waits_for_counts_each_time_and_is_told_ever_more_rarely(
     # One that is dropped has no series any more.
     kept.aside("dropped", "deletes", error)
     assert count(kept, "penstock_storage_errors_total") == 2_002
+
+
+def test_a_query_that_is_dropped_meanwhile_has_no_series_any_more() -> None:
+    names, droppers = {"q": "query"}, []
+
+    def drop() -> None:
+        names.clear()
+        kept.forget("q", "query")
+
+    def name_of(query: str) -> str | None:
+        name = names.get(query)
+        if not droppers:
+            droppers.append(threading.Thread(target=drop))
+            droppers[0].start()
+            droppers[0].join(0.2)
+        return name
+
+    kept = Journal("e", name_of, lambda number: pytest.fail("no member is known"))
+    kept.aside("q", "deletes", OSError("AccessDenied"))
+    droppers[0].join(60)
+    assert [sample.labels for sample in kept.counters.samples() if sample.labels.get("query") == "query"] == []
 
 
 def test_a_store_that_does_not_answer_is_told_with_its_file_and_who_waits_ever_more_rarely(

@@ -262,8 +262,8 @@ class Journal:
 
     def forget(self, query: str, name: str) -> None:
         """A query is dropped: its id, and what people called it."""
-        self.counters.forget(name)
         with self._lock:
+            self.counters.forget(name)
             self._generations.pop(query, None)
             self._batches.pop(query, None)
             for what in _ASIDE:
@@ -457,15 +457,17 @@ class Journal:
         Each failure counts. It is told at once, then ever more rarely until it has worked: a store that lets nobody
         delete says so at every batch.
         """
-        now, key, name = time.monotonic(), (query, what), self._name_of(query)
+        now, key = time.monotonic(), (query, what)
         with self._lock:
+            name = self._name_of(query)
             if error is None or name is None:  # it is dropped
                 self._refusing.pop(key, None)
                 return
             since, again = self._refusing.get(key, (now, now))
             if now >= again:
                 self._refusing[key] = since, now + min(_SLOW_S[1], max(_SLOW_S[0], now - since))
-        self.counters.add("penstock_storage_errors_total", name)
+            # One that is dropped now takes its series along.
+            self.counters.add("penstock_storage_errors_total", name)
         if now >= again:
             self._tell(logging.WARNING, "storage failed", query, reason=f"{_ASIDE[what]}: {error}")
 
