@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock._functions.calls import user_error
-from penstock.errors import SchemaError, StateError, UserFunctionError
+from penstock.errors import EngineError, SchemaError, StateError, UserFunctionError
 from penstock.spark._engine import journal as journal_module
 from penstock.spark._engine.journal import FIELDS, Journal
 
@@ -78,6 +78,30 @@ def test_what_moves_is_told_by_its_kind(
         {"event": f"{kind} begun", **OF_Q, "bins": 4},
         {"event": f"{kind} done", **OF_Q, "bins": 4, "steps": 2},
         {"event": f"{kind} failed", **OF_Q, "reason": "it closes"},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["migration", "split"])
+def test_what_a_function_cut_off_is_told_without_its_rows(
+    journal: Journal, lines: pytest.LogCaptureFixture, kind: str
+) -> None:
+    why = "map[1] f: ValueError: no S3CRET (job.py:3)\n  row: k=S3CRET"
+    text = f"the migration was cut off: {why}"
+    wish = "Even" if kind == "migration" else {"Recut": {"Split": {"ranges": [[0, 4]], "by": 2}}}
+    moving = {"Moving": {"handle": 7, "ranges": 4}}
+    journal.step({"Migrate": {"moves": [{"query": "q", "handle": 7, "wish": wish}]}}, [moving])
+    journal.step("Begin", [{"Moved": {"handle": 7, "outcome": {"Err": {"CutOff": why}}, "text": text}}])
+    journal.unbalanced(EngineError(f"query q: {text}; engine.owners() says where its bins are"))
+    journal.unbalanced(FAILED)
+    assert "S3CRET" not in lines.text
+    assert told(lines)[1:] == [
+        {"event": f"{kind} failed", **OF_Q, "bins": 4, "reason": "cut off: its batch failed"},
+        {"event": "balance failed", "members": 2, "reason": "EngineError: query q: cut off: its batch failed"},
+        {
+            "event": "balance failed",
+            "members": 2,
+            "reason": f"UserFunctionError: stateful_map[1] f: ValueError ({__file__}:{FAILED.line})",
+        },
     ]
 
 

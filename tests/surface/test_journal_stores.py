@@ -34,8 +34,8 @@ def count(kept: Journal, name: str) -> float:
     return sum(sample.value for sample in kept.counters.samples() if sample.name == name)
 
 
-def failed(ticket: int, kind: str) -> dict[str, Any]:
-    return {"Answer": {"ticket": ticket, "answer": {"Err": {"kind": kind, "message": "no route to the store"}}}}
+def failed(ticket: int, kind: str, message: str = "no route to the store") -> dict[str, Any]:
+    return {"Answer": {"ticket": ticket, "answer": {"Err": {"kind": kind, "message": message}}}}
 
 
 def test_a_member_whose_store_fails_is_told_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -61,6 +61,23 @@ def test_files_that_are_not_merged_are_told_whatever_it_was(caplog: pytest.LogCa
     told = lines(caplog, "storage failed")
     assert [(line.member, line.reason) for line in told] == [(2, "no route to the store")] * 3
     assert count(kept, "penstock_storage_errors_total") == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "said"),
+    [
+        ("User", "fold[1] f: ValueError\n  row: k=S3CRET", "files are not merged: a function raised"),
+        ("Data", "agg[1]: k = S3CRET", "files are not merged: their data is refused"),
+        ("Internal", "the state of key 'S3CRET' cannot be pickled", "the state of key ..."),
+    ],
+)
+def test_files_that_are_not_merged_are_told_without_their_keys(
+    caplog: pytest.LogCaptureFixture, kind: str, message: str, said: str
+) -> None:
+    kept = made()
+    kept.step("Begin", [call(1, 2, Merge={"stamp": STAMP, "files": [{"name": "data-1"}]})])
+    kept.step(failed(1, kind, message), [])
+    assert [line.reason for line in lines(caplog, "storage failed")] == [said] and "S3CRET" not in caplog.text
 
 
 def test_what_nobody_waits_for_counts_each_time_and_is_told_ever_more_rarely(

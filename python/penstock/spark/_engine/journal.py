@@ -53,6 +53,11 @@ _SLOW_S = (30.0, 600.0)
 #: Facts of errors that are values of rows, and stand in their texts; and what names a key in texts of others.
 _OF_ROWS = ("key", "value")
 _OF_KEYS = re.compile(r"(the state of key |the sum in column '[^']*' of )(?:.*(?= overflows )|.*)", re.DOTALL)
+#: Of what moved bins when its generation ended, in place of why that ended; and where texts begin to say it.
+_CUT_OFF = "cut off: its batch failed"
+_OF_CUTS = re.compile(r"the migration was cut off: .*", re.DOTALL)
+#: Why files are not merged, by a kind of failure whose texts may have values of rows.
+_OF_MERGES = {"User": "files are not merged: a function raised", "Data": "files are not merged: their data is refused"}
 #: What nobody waits for that a store is asked, by name.
 _ASIDE = {
     "deletes": "files that nobody needs cannot be deleted",
@@ -353,7 +358,7 @@ class Journal:
         if failure["kind"] != "Store" and (asked.what != "Merge" or failure["kind"] in ("Stale", "Echo", "State")):
             return
         self.counters.add("penstock_storage_errors_total", self._name_of(asked.query) or asked.query)
-        reason = failure["message"]
+        reason = _OF_MERGES.get(failure["kind"]) or _OF_KEYS.sub(r"\1...", failure["message"])
         self._of_member(logging.WARNING, "storage failed", asked.member, query=asked.query, reason=reason)
 
     def _stored(self, facts: Mapping[str, Any], asks: Asks) -> None:
@@ -437,7 +442,9 @@ class Journal:
         outcome = "failed" if done is None else "done"
         self.counters.add("penstock_migrations_total", self._name_of(query) or query, outcome)
         if done is None:
-            self._tell(logging.WARNING, f"{kind} failed", query, bins=bins, reason=facts["text"])
+            # What cut it off may have been a user's function, and has a line of its own.
+            reason = _CUT_OFF if "CutOff" in facts["outcome"]["Err"] else facts["text"]
+            self._tell(logging.WARNING, f"{kind} failed", query, bins=bins, reason=reason)
         else:
             self._tell(logging.INFO, f"{kind} done", query, bins=bins, steps=done)
 
@@ -482,7 +489,10 @@ class Journal:
 
     def unbalanced(self, reason: BaseException) -> None:
         """A look at the loads, or what it asked for, has come to nothing."""
-        self._of_engine(logging.INFO, "balance failed", reason=f"{type(reason).__name__}: {reason}")
+        text = _reason(reason)
+        if isinstance(reason, PenstockError):
+            text = _OF_CUTS.sub(_CUT_OFF, text)
+        self._of_engine(logging.INFO, "balance failed", reason=text)
 
     # Told by the engine, and by the hub in its thread
 
