@@ -95,8 +95,8 @@ def test_what_a_function_cut_off_is_told_without_its_rows(
     journal.unbalanced(FAILED)
     assert "S3CRET" not in lines.text
     assert told(lines)[1:] == [
-        {"event": f"{kind} failed", **OF_Q, "bins": 4, "reason": "cut off: its batch failed"},
-        {"event": "balance failed", "members": 2, "reason": "EngineError: query q: cut off: its batch failed"},
+        {"event": f"{kind} failed", **OF_Q, "bins": 4, "reason": "cut off: its batch broke off"},
+        {"event": "balance failed", "members": 2, "reason": "EngineError: query q: cut off: its batch broke off"},
         {
             "event": "balance failed",
             "members": 2,

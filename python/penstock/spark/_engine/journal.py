@@ -53,9 +53,9 @@ _SLOW_S = (30.0, 600.0)
 #: Facts of errors that are values of rows, and stand in their texts; and what names a key in texts of others.
 _OF_ROWS = ("key", "value")
 _OF_KEYS = re.compile(r"(the state of key |the sum in column '[^']*' of )(?:.*(?= overflows )|.*)", re.DOTALL)
-#: Of what moved bins when its generation ended, in place of why that ended; and where texts begin to say it.
-_CUT_OFF = "cut off: its batch failed"
-_OF_CUTS = re.compile(r"the migration was cut off: .*", re.DOTALL)
+#: Where texts begin to say why a migration was cut off; and how they say that a state cannot be sent or taken.
+_OF_CUTS = re.compile(r"the migration was cut off: (.*)", re.DOTALL)
+_OF_STATES = re.compile(r"the state (of key |could not be restored)")
 #: Why files are not merged, by a kind of failure whose texts may have values of rows.
 _OF_MERGES = {"User": "files are not merged: a function raised", "Data": "files are not merged: their data is refused"}
 #: What nobody waits for that a store is asked, by name.
@@ -442,9 +442,7 @@ class Journal:
         outcome = "failed" if done is None else "done"
         self.counters.add("penstock_migrations_total", self._name_of(query) or query, outcome)
         if done is None:
-            # What cut it off may have been a user's function, and has a line of its own.
-            reason = _CUT_OFF if "CutOff" in facts["outcome"]["Err"] else facts["text"]
-            self._tell(logging.WARNING, f"{kind} failed", query, bins=bins, reason=reason)
+            self._tell(logging.WARNING, f"{kind} failed", query, bins=bins, reason=_of_move(facts["text"]))
         else:
             self._tell(logging.INFO, f"{kind} done", query, bins=bins, steps=done)
 
@@ -489,10 +487,7 @@ class Journal:
 
     def unbalanced(self, reason: BaseException) -> None:
         """A look at the loads, or what it asked for, has come to nothing."""
-        text = _reason(reason)
-        if isinstance(reason, PenstockError):
-            text = _OF_CUTS.sub(_CUT_OFF, text)
-        self._of_engine(logging.INFO, "balance failed", reason=text)
+        self._of_engine(logging.INFO, "balance failed", reason=_of_move(_reason(reason)))
 
     # Told by the engine, and by the hub in its thread
 
@@ -574,6 +569,23 @@ def _reason(error: BaseException) -> str:
         for held in (str(error.data.get(fact, "")) for fact in _OF_ROWS):
             text = text.replace(held, "...") if held else text
     return f"{name}: {text}"
+
+
+def _of_move(text: str) -> str:
+    """Why bins do not move, without what rows hold: what cut it off may have been a user's function, and has a line.
+
+    Examples
+    --------
+    >>> _of_move("the migration was cut off: map[1] f: ValueError: no 17 (job.py:3)\\n  row: k=17")
+    'cut off: its batch broke off'
+    >>> _of_move("query q: the migration was cut off: the state of key 17 cannot be pickled")
+    'query q: cut off: a state cannot move'
+    """
+
+    def told(found: re.Match[str]) -> str:
+        return "cut off: a state cannot move" if _OF_STATES.search(found[1]) else "cut off: its batch broke off"
+
+    return _OF_CUTS.sub(told, text)
 
 
 def _date(ms: int) -> str:
