@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -213,8 +214,10 @@ def test_closing_early_stops_the_reading(tmp_path: Path) -> None:
     folder = write(tmp_path, some_clicks(random.Random(5), 1), [])
     rows = 300_000
     [one] = pq.read_table(folder / "web_clickstreams.parquet").to_pylist()
-    clicks = ({**one, "seq": n, "wcs_item_sk": n % 100, "wcs_user_sk": n % 500} for n in range(rows))
-    pq.write_table(pa.Table.from_pylist(list(clicks)), folder / "web_clickstreams.parquet")
+    numbers = np.arange(rows)
+    own = {"seq": numbers, "wcs_item_sk": numbers % 100, "wcs_user_sk": numbers % 500}
+    clicks = {name: own[name] if name in own else pa.repeat(value, rows) for name, value in one.items()}
+    pq.write_table(pa.table(clicks), folder / "web_clickstreams.parquet")
     read: list[int] = []
     out = tpcxbb.run_local(tpcxbb.find("q2_sessions"), folder, batch_rows=1_000, step=read.append, mode="inline")
     assert next(out).num_rows > 0
