@@ -318,7 +318,8 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
 
     given = os.fspath(checkpoint)
     if not isinstance(given, str) or not given:
-        raise ConfigError(f"checkpoint={checkpoint!r}: give the path or URL of a checkpoint")
+        told = shown(os.fsdecode(given), repr(checkpoint))
+        raise ConfigError(f"checkpoint={told}: give the path or URL of a checkpoint")
     url = given if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", given) else os.path.abspath(given)
     claims = False
     for place in (below(url, OWN_FOLDER), url):

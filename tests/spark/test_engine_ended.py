@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import shutil
 import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -335,6 +337,20 @@ def test_what_goes_wrong_with_one_query_holds_up_no_other(watched: Any, monkeypa
         watch.saw(name, thread)
     wait_for(lambda: sorted(gone) == ["bad", "good"], what="both are told")
     wait_for(lambda: watch._thread is None, what="the thread has ended")
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_named_without_its_credentials(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken:
+        @property
+        def sparkContext(self) -> Any:
+            raise OSError("no route to s3a://KEY:SECRET@bucket/x")
+
+    caplog.set_level(logging.DEBUG, "penstock")
+    asked: Any = SimpleNamespace(_spark=Broken())
+    assert Ended._exists(asked, "s3a://KEY:SECRET@bucket/x"), "it may be there"
+    assert caplog.text.count("s3a://...@bucket/x") == 2 and "SECRET" not in caplog.text
 
 
 def test_a_checkpoint_of_sparks_own_is_no_way_back(watched: Any) -> None:

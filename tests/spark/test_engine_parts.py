@@ -8,6 +8,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
+from engine_support import COUNTS
 from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves, steps
 from penstock._parts import Parts, names_parts
 from penstock.errors import (
@@ -114,6 +116,14 @@ def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> No
     with pytest.raises(EngineError, match=said) as caught:
         function._storage(Stream(facts), "0815", "counts")
     assert caught.value.query == "0815"
+
+
+def test_a_checkpoint_that_is_no_text_is_named_without_its_credentials() -> None:
+    engine: Any = SimpleNamespace(_state="open")
+    place: Any = Path("s3://KEY:SECRET@bucket/x")
+    with pytest.raises(ConfigError, match="must be a path or URL") as refused:
+        pk.Engine.foreach_batch(engine, COUNTS, print, checkpoint=place)
+    assert "'s3:/...@bucket/x'" in str(refused.value) and "SECRET" not in str(refused.value)
 
 
 def test_other_credentials_are_another_life_of_a_query() -> None:

@@ -39,7 +39,7 @@ from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolera
 from penstock._options import yes_or_no
 from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
-from penstock._storage import open_storage
+from penstock._storage import open_storage, shown
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles, interrupts
 from penstock.spark._engine.autobalance import Balanced
@@ -513,7 +513,8 @@ class Engine:
             self._require_open()
         require_flow(flow, "penstock.Engine.foreach_batch")
         if checkpoint is not None and not isinstance(checkpoint, str):
-            raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
+            given = shown(str(checkpoint), repr(checkpoint))
+            raise ConfigError(f"checkpoint={given} must be a path or URL, {OWN_CHECKPOINT!r} or None")
         _require_text("name", name)
         place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
         return BatchFunction(self, Program.of(flow, late, sides), sink, late, sides, name, place)

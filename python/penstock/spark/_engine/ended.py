@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._storage import shown
 from penstock.spark._engine.progress import StreamFacts
 
 __all__ = ["Ended"]
@@ -198,5 +199,6 @@ class Ended:
             path = sc._jvm.org.apache.hadoop.fs.Path(checkpoint, "metadata")
             return bool(path.getFileSystem(sc._jsc.hadoopConfiguration()).exists(path))
         except Exception as error:
-            log.debug("checkpoint %s cannot be looked at: %s", checkpoint, error)
+            text = shown(checkpoint, str(error))
+            log.debug("checkpoint %s cannot be looked at: %s", shown(checkpoint), text)
             return True
