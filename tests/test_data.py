@@ -22,7 +22,10 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert real_data() == tmp_path / "nothing"
 
 
-def test_nexmark_is_made(nowhere: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_nexmark_is_made(
+    nowhere: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_support, "EVENTS", 20_000)  # fewer: the whole set takes long
     folder = data_or_made("nexmark", tmp_path_factory)
     assert {path.stem for path in (folder / "expected").iterdir()} == set(nexmark.QUERIES)
     for query in ("q3", "q5_mega", "q6"):
