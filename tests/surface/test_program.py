@@ -142,6 +142,21 @@ def test_operators_say_what_their_state_is_made_of() -> None:
     assert told["types"] == "Int64 -> (int32, string), NoTimeout"
 
 
+def test_unnamed_operators_say_which_columns_make_their_state() -> None:
+    rows = pk.Flow("k bigint, p bigint, v double, w double, t timestamp, u timestamp", event_time="t", name="rows")
+    others = pk.Flow("key bigint, x bigint", name="others")
+
+    def reads(flow: Any) -> list[str | None]:
+        return [one["reads"] for one in Program.of(flow).operators]
+
+    keyed = rows.key_by("k")
+    assert reads(keyed.agg(n=pk.count(), total=pk.sum("v"), best=pk.max_by("v", by="w"))) == ["k; v, v, w"]
+    assert reads(keyed.window(pk.tumbling("1s")).agg(total=pk.sum("w"))) == ["k; w; time t"]
+    assert reads(rows.top(2, by="v", per="k")) == ["k; k, p, v, w, t, u"]
+    assert reads(rows.join(others, left_on="k", right_on="key")) == ["k = key; k, p, v, w, t, u, key, x"]
+    assert reads(keyed.agg(name="totals", n=pk.count())) == [None], "what has a name may be of other columns"
+
+
 def test_edited_functions_go_on_and_are_not_the_same() -> None:
     before = keyed(counting(1))
     assert keyed(counting(1)).misfit(before) is None

@@ -94,11 +94,12 @@ impl Plan {
         for old in &self.operators {
             match newer.operators.iter().find(|one| one.name == old.name) {
                 Some(new) if old.fits(new) => {}
-                Some(new) if old.is_renamed(new) => {
+                Some(new) if told(old) == told(new) => {
                     let made =
                         |one: &Operator| format!("{} of columns {}", told(one), one.reads.as_deref().unwrap_or(""));
                     let now = format!(
-                        "{}, which may be another state: say name={:?} in that step if it is the same one under other names",
+                        "{}, which may be another state: say name={:?} in that step if it is the same one under other names, and in others of \
+                         its kind without a name the names that they have now",
                         made(new),
                         new.name
                     );

@@ -42,11 +42,11 @@ pub trait Driven {
     fn changes(&self) -> u64;
     /// Whether links are full. When they have room again, the turn comes by itself.
     fn is_congested(&self) -> bool;
-    /// Sends a slice where the data input stands; says how many rows it has.
+    /// Sends a slice where the data input stands; says when it was read and went, and how many rows it has.
     ///
     /// # Errors
     /// When it cannot be read. The run is over then.
-    fn send(&mut self, slice: Self::Slice) -> Result<u64, Self::Error>;
+    fn send(&mut self, slice: Self::Slice) -> Result<(Instant, u64), Self::Error>;
     /// Sends what an epoch ends with, in its last slice.
     fn end(&mut self, end: Self::End);
     /// Now; other than the machine's in a simulation.
@@ -276,12 +276,11 @@ impl<S, E> Pacer<S, E> {
                 break;
             }
             let (slice, content) = release.slices.pop_front().expect("the front was just read");
-            let began = driven.now();
-            let rows = driven.send(content)?;
+            let (sent_at, rows) = driven.send(content)?;
             let time = FlowTime::new(epoch, slice);
             match self.flights.back_mut().filter(|flight| flight.time == time) {
                 Some(flight) => flight.rows += rows,
-                None => self.flights.push_back(Flight { time, sent: began, rows }),
+                None => self.flights.push_back(Flight { time, sent: sent_at, rows }),
             }
             sent = true;
         }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, Schema, SchemaRef};
 
 use crate::agg::Aggregate;
 use crate::callback::Callbacks;
@@ -114,24 +114,31 @@ pub enum KeyedKind {
 }
 
 impl KeyedSpec {
-    /// Names of its key columns, of each side, and of those that it aggregates.
+    /// Names of its key columns, of those that it aggregates or keeps, and of its event time.
     pub(crate) fn columns_read(&self) -> String {
-        let keys = match &self.kind {
-            KeyedKind::Join(join) => {
-                let [left, right] = join.sides.each_ref().map(|side| names(&side.schema(), &side.keys()));
-                format!("{left} = {right}")
+        let all = |schema: &Schema| names(schema, &(0..schema.fields().len()).collect::<Vec<_>>());
+        let of = |aggregates: &[Aggregate]| {
+            names(&self.input, &aggregates.iter().flat_map(Aggregate::columns).collect::<Vec<_>>())
+        };
+        let keys = || names(&self.routed, &self.keys);
+        let (keys, kept, time) = match &self.kind {
+            KeyedKind::Window { aggregates, event_time, .. } | KeyedKind::Session { aggregates, event_time, .. } => {
+                (keys(), of(aggregates), Some(event_time))
             }
-            _ => names(&self.routed, &self.keys),
+            KeyedKind::Running { aggregates, .. } => (keys(), of(aggregates), None),
+            KeyedKind::Aggregate { windows, .. } => (keys(), String::new(), windows.as_ref().map(|(_, time)| time)),
+            KeyedKind::GroupState { late_by, .. } => (keys(), String::new(), late_by.as_ref()),
+            KeyedKind::StatefulMap { .. } => (keys(), String::new(), None),
+            KeyedKind::Top(_) => (keys(), all(&self.routed), None),
+            KeyedKind::Join(join) => {
+                let [left, right] = join.sides.each_ref().map(|side| (side.schema(), side.keys()));
+                let keys = format!("{} = {}", names(&left.0, &left.1), names(&right.0, &right.1));
+                (keys, format!("{}, {}", all(&left.0), all(&right.0)), None)
+            }
         };
-        let aggregates: &[Aggregate] = match &self.kind {
-            KeyedKind::Window { aggregates, .. }
-            | KeyedKind::Session { aggregates, .. }
-            | KeyedKind::Running { aggregates, .. } => aggregates,
-            _ => &[],
-        };
-        let columns: Vec<usize> = aggregates.iter().flat_map(Aggregate::columns).collect();
-        let values = names(&self.input, &columns);
-        if values.is_empty() { keys } else { format!("{keys}; {values}") }
+        let time = time.map(|time| format!("time {}", time.name)).unwrap_or_default();
+        let told = [keys, kept, time].into_iter().filter(|part| !part.is_empty());
+        told.collect::<Vec<_>>().join("; ")
     }
 
     pub(crate) fn key_types(&self) -> Vec<DataType> {

@@ -148,7 +148,7 @@ class Queries:
         if changed is not None:
             raise EngineError(
                 f"the source of module {changed}, which Spark query {query_id} ({name}) uses, has changed, and the"
-                f" workers of engine {self._engine} keep what they have imported: call"
+                f" workers of engine {self._engine} may keep what they have imported: call"
                 f" cloudpickle.register_pickle_by_value({changed}) before, or start a new engine",
                 query=query_id,
             )

@@ -113,8 +113,11 @@ impl Query {
                     return self.read_checkpoint(1, view);
                 }
                 Some(member) => {
+                    // What others have stays, as far as it goes.
+                    self.call = None;
                     let reason = format!("member {} is gone with a part of the results", member.0);
-                    return self.fail(EngineError::StateLost { epoch, reason, member: Some(member) }, view);
+                    let error = EngineError::StateLost { epoch, reason, member: Some(member) };
+                    return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
                 }
             },
             Status::Lost => {
@@ -183,6 +186,10 @@ impl Query {
     /// Refuses any batch that the state does not belong to.
     fn admit(&mut self, epoch: u64) -> Result<(), EngineError> {
         let at = self.frozen.as_ref().map_or(self.base.epoch, |frozen| frozen.at.epoch);
+        if self.ends_again {
+            // The query is finished, whatever became of making its results again.
+            return Err(EngineError::Finishing { after: self.base.epoch.unwrap_or(0), asked: epoch });
+        }
         match self.status {
             Status::Finished => {
                 let after = at.and_then(|at| at.checked_sub(1)).unwrap_or(0);
@@ -360,6 +367,8 @@ impl Query {
             // The final epoch writes no note: the sink was called with a batch of that number, which Spark has not committed.
             return Err(EngineError::Uncommitted { epoch });
         }
+        // Where a batch may follow, somebody has taken the end back by hand.
+        self.ends_again &= what == What::Finish;
         self.base = At {
             epoch: Some(before),
             watermarks: manifest.watermarks.clone(),

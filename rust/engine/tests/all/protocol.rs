@@ -1893,3 +1893,36 @@ fn a_batch_whose_results_were_given_up_may_be_planned_anew() {
         assert_eq!((script.errors(), script.sinks.len()), (Vec::new(), 1), "durable: {durable}");
     }
 }
+
+#[test]
+fn results_of_the_end_that_are_gone_are_made_again_and_no_batch_comes_between() {
+    for durable in [false, true] {
+        let mut script = if durable { Script::durable(1) } else { Script::new(1) };
+        assert!(completes(&script.batch(0), 0));
+        assert!(completes(&script.finish(Some(0)), 1));
+        assert!(completes(&script.finish(Some(0)), 1), "what is there is given again");
+        script.hear(Event::MemberLost { member: MemberId(1), reason: "killed".into() });
+        script.hear(Event::MemberUp { slot: 0, member: MemberId(2), executor: "e".into(), executors: 1 });
+        if !durable {
+            for _ in 0..2 {
+                script.done = script.finish(Some(0));
+                let errors = script.errors();
+                assert!(matches!(&errors[..], [EngineError::StateLost { epoch: 1, .. }]), "{errors:?}");
+            }
+            continue;
+        }
+        // It is stopped before the end is durable once more: the query is finished all the same.
+        script.hold = vec!["Write"];
+        script.finish(Some(0));
+        script.hear(Event::Stop { query: QUERY.into() });
+        script.done = script.batch(1);
+        let errors = script.errors();
+        assert!(matches!(&errors[..], [EngineError::Finishing { after: 0, asked: 1 }]), "{errors:?}");
+        script.hold.clear();
+        script.held.clear();
+        let again = script.finish(Some(0));
+        assert!(completes(&again, 1) && script.sinks.len() > 2, "{again:?}");
+        script.done = script.batch(1);
+        assert!(matches!(&script.errors()[..], [EngineError::Finished { .. }]));
+    }
+}

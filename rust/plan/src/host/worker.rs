@@ -131,14 +131,15 @@ impl Driven for Seat {
         self.worker.is_congested()
     }
 
-    fn send(&mut self, cut: Cut) -> Result<u64, Error> {
+    fn send(&mut self, cut: Cut) -> Result<(Instant, u64), Error> {
         let rows = cut.num_rows() as u64;
         let block = cut.read().map_err(|error| self.refuse("input", error))?;
+        let now = Instant::now();
         if self.members.is_none() {
             self.gauges.update(|stats, _| stats.rows += rows);
         }
         self.built.input().send(block);
-        Ok(rows)
+        Ok((now, rows))
     }
 
     fn end(&mut self, end: End) {

@@ -123,7 +123,7 @@ impl Driven for Seat {
         self.worker.is_congested()
     }
 
-    fn send(&mut self, slice: Slice) -> Result<u64, Error> {
+    fn send(&mut self, slice: Slice) -> Result<(Instant, u64), Error> {
         let Slice { rows, clock } = slice;
         let count = rows.len() as u64;
         let (late, rows): (Vec<Row>, Vec<Row>) =
@@ -132,7 +132,7 @@ impl Driven for Seat {
         let (salt, epoch) = (self.salt, self.time().epoch);
         let tagged = |row: Row| (row.key, Tagged { row, salt, clock, epoch });
         self.input.send(Keyed::new(rows.into_iter().map(tagged).collect(), hash));
-        Ok(count)
+        Ok((self.now(), count))
     }
 
     fn end(&mut self, end: End) {

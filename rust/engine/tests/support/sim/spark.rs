@@ -267,7 +267,17 @@ impl World {
             }
             EngineError::Damaged { .. } if self.times("damage") > 0 => return self.end(Some(error)),
             // One that was never whole, as the user knows: nobody was told that it is there.
-            EngineError::Damaged { name, .. } if self.torn.contains(name) => _ = self.storage.files.remove(name),
+            EngineError::Damaged { name, .. } if self.torn.contains(name) => {
+                self.storage.files.remove(name);
+                // `...-GENERATION-NONCE`: a further try of the same attempt.
+                let same = |one: &String| {
+                    one.rsplit_once('-').map(|(head, _)| head) == name.rsplit_once('-').map(|(head, _)| head)
+                };
+                let whole = self.storage.files.keys().filter(|one| !self.torn.contains(*one)).any(same);
+                if whole {
+                    return self.violate(format!("{name} is in the way, though a whole one of its attempt is there"));
+                }
+            }
             EngineError::NotReplayable { .. } if self.spark.unstable => return self.end(Some(error)),
             // The user knows why, and what the sink had.
             EngineError::NotReplayable { note: Some(note), .. } if self.times("planned anew") > 0 => {
@@ -275,9 +285,7 @@ impl World {
                     return self.violate(format!("{note} is not there: {error}"));
                 }
             }
-            EngineError::NotReplayable { .. } | EngineError::Refused(_)
-                if self.times("planned anew") > 0 && !self.scenario.durable =>
-            {
+            EngineError::Refused(_) if self.times("planned anew") > 0 && !self.scenario.durable => {
                 return self.end(Some(error));
             }
             EngineError::Abandoned { .. }
