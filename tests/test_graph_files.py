@@ -14,6 +14,7 @@ import pytest
 
 import penstock as pk
 from penstock import errors
+from penstock.spark._graph import hosted
 from penstock.spark._graph.hosted import meeting_place, opened
 
 TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
@@ -140,7 +141,28 @@ def test_executors_of_a_host_have_one_file(host: Path) -> None:
         own.unlink()
     other = executor(host, "executor-4")
     assert opened(other, "another", place, read) == b"whole"
-    assert sorted(os.listdir(place)) == ["another.graph"]
+    assert sorted(os.listdir(place)) == [".lock", "another.graph"]
+
+
+def test_two_executors_that_find_a_link_to_nowhere_have_one_file(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One left it when it ended. Both see that; the first takes its place before the second does."""
+    first, second = executor(host, "executor-1"), executor(host, "executor-2")
+    place = meeting_place(str(host))
+    assert place is not None
+    (place / "digest.graph").symlink_to(host / "gone")
+    taken = hosted._taken
+
+    def late(target: Path, own: Path, open: Any) -> Any:
+        try:
+            return taken(target, own, open)
+        except FileNotFoundError:
+            if own == second:
+                assert opened(first, "digest", place, read) == b"whole"
+            raise
+
+    monkeypatch.setattr(hosted, "_taken", late)
+    assert opened(second, "digest", place, read) == b"whole"
+    assert os.readlink(place / "digest.graph") == str(first) and second.samefile(first)
 
 
 def test_a_file_that_is_not_whole_is_never_taken(host: Path) -> None:

@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,9 +87,10 @@ def opened(own: Path, digest: str, place: Path | None, open: Callable[[Path], T]
             try:
                 shared = _taken(target, own, open)
             except (StorageError, FileNotFoundError):
-                # Damaged, or its executor is gone: this copy is the host's from here on. Whoever else does that now
-                # looks again, and the last one wins.
-                _replace(meeting, lambda name: name.symlink_to(own))
+                # Damaged, or its executor is gone: this copy is the host's from here on, unless another one is by now.
+                with _alone(place):
+                    if Path(os.readlink(meeting)) == target:
+                        _replace(meeting, lambda name: name.symlink_to(own))
                 continue
             return shared
     except OSError:
@@ -107,6 +108,19 @@ def _taken(target: Path, own: Path, open: Callable[[Path], T]) -> T:
     shared = open(target)
     _replace(own, lambda name: os.link(target, name))
     return shared
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Iterator[None]:
+    """While nobody else of this host puts a link in the place of another one."""
+    import fcntl  # not everywhere, nor are meeting places
+
+    handle = os.open(place / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _replace(path: Path, make: Callable[[Path], object]) -> None:
