@@ -350,7 +350,7 @@ def check(cluster: Any, folder: Path, data: Path, seed: int, batches: int) -> No
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_schedule(cluster: Any, nexmark_data: Path, tmp_path: Path, seed: int) -> None:
     check(cluster, tmp_path, nexmark_data, seed, batches=4)
 

@@ -113,7 +113,7 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
 
 
 @pytest.mark.parametrize(
-    ("query", "rows", "size"), [pytest.param("q5_mega", 40_000, 500, marks=pytest.mark.long), ("q3", 8_000, 800)]
+    ("query", "rows", "size"), [pytest.param("q5_mega", 40_000, 500, marks=pytest.mark.long), ("q3", 8_000, 1_600)]
 )
 def test_nexmark_resident_with_rescales(
     site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], query: str, rows: int, size: int

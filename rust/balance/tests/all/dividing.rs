@@ -288,7 +288,7 @@ fn what_nobody_tells_the_size_of_is_left_as_it_is() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(penstock_cases::cases(12))]
 
     /// State that grows wherever it likes is within the limit soon after, and what shrinks under a time to live to a fraction becomes whole again: once.
     #[test]

@@ -141,9 +141,9 @@ const LAYOUTS: [Layout; 4] = [
 fn state_under_way_stays_within_the_budget() {
     for layout in LAYOUTS {
         for ship_bytes in [0, 1, 8 * CHUNK, 1 << 20] {
-            let Outcome { results, gauge, .. } = all_go(layout, ship_bytes, 60, None);
+            let Outcome { results, gauge, .. } = all_go(layout, ship_bytes, 30, None);
             let held: u64 = results.into_iter().map(Result::unwrap).sum();
-            assert_eq!(held, BINS * 60, "{layout:?}, {ship_bytes}");
+            assert_eq!(held, BINS * 30, "{layout:?}, {ship_bytes}");
             let senders = (layout.workers() - layout.threads()) as i64;
             let most = gauge.most.load(Relaxed);
             assert!(most > 0, "nothing was encoded");

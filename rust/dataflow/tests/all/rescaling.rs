@@ -34,14 +34,14 @@ fn try_all(test: &str, usual: u64, linked: bool) -> Seen {
 
 #[test]
 fn processes_that_come_and_go_give_the_sums_of_one() {
-    let all = try_all("processes_that_come_and_go_give_the_sums_of_one", 120, true);
-    let many = seeds(120).count() >= 60;
+    let all = try_all("processes_that_come_and_go_give_the_sums_of_one", 60, true);
+    let many = seeds(60).count() >= 60;
     assert!(!many || all.joined > 60 && all.left > 30 && all.first_left > 10 && all.died > 3, "{all:?}");
 }
 
 #[test]
 fn members_that_come_and_go_give_the_sums_of_one() {
-    let all = try_all("members_that_come_and_go_give_the_sums_of_one", 120, false);
-    let many = seeds(120).count() >= 60;
+    let all = try_all("members_that_come_and_go_give_the_sums_of_one", 60, false);
+    let many = seeds(60).count() >= 60;
     assert!(!many || all.joined > 60 && all.left > 30 && all.first_left > 10 && all.refused > 5, "{all:?}");
 }
