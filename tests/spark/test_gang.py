@@ -197,6 +197,15 @@ def test_bad_arguments_are_refused_at_the_call(spark: Any) -> None:
             pk.spark.gang(df, nothing, tasks=1, schema="id bigint", timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="needs a function"):
         pk.spark.gang(df, 7, tasks=1, schema="id bigint")  # type: ignore[arg-type]
+
+    async def later(worker: Any, batches: pa.RecordBatchReader) -> None: ...
+
+    async def one_by_one(worker: Any, batches: pa.RecordBatchReader) -> Any:
+        yield row(id=1)
+
+    for awaited in (later, one_by_one):
+        with pytest.raises(ConfigError, match=f"the program: {awaited.__name__} is a coroutine function"):
+            pk.spark.gang(df, awaited, tasks=1, schema="id bigint")
     with pytest.raises(SchemaError):
         pk.spark.gang(df, nothing, tasks=1, schema="id bigin")
     with pytest.raises(ConfigError, match="streaming"):

@@ -221,6 +221,15 @@ def test_a_step_that_puts_none_where_null_is_not_allowed() -> None:
         flow.collect(ks(1))
 
 
+@pytest.mark.long  # two gigabytes
+@pytest.mark.parametrize(("kind", "made"), [("string", "x"), ("binary", b"x")])
+def test_a_batch_of_more_text_than_a_column_takes_is_the_users(kind: str, made: Any) -> None:
+    large = made * (1 << 30)
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state, k: (None, (large,)), schema=f"a {kind}")
+    with pytest.raises(errors.UserFunctionError, match=r"cannot hold .* more than 2147483647 bytes in one batch"):
+        flow.collect(ks(1, 2))
+
+
 def test_an_exception_without_a_text_is_still_the_users() -> None:
     class Mute(Exception):
         def __str__(self) -> str:

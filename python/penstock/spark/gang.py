@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._coroutines import require_plain
 from penstock._durations import Timeout, parse_timeout
 from penstock._functions.calls import user_error
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
@@ -89,8 +90,8 @@ def gang(
     UnsupportedSession
         For a Spark Connect session.
     ConfigError
-        When an argument is out of range, `df` is a streaming DataFrame, the program cannot be pickled, or this Spark
-        has no barrier stages for Arrow functions (before 3.5, or with dynamic allocation).
+        When an argument is out of range, `df` is a streaming DataFrame, the program is a coroutine function or cannot
+        be pickled, or this Spark has no barrier stages for Arrow functions (before 3.5, or with dynamic allocation).
     SchemaError
         When `schema` is not one, or Spark has no type for a column.
     SlotsError
@@ -128,6 +129,7 @@ def gang(
         raise ConfigError(
             f"gang needs a function of a worker and an iterator of batches, not a {type(program).__name__}"
         )
+    require_plain(program, "the program", takes="worker, batches")
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise ConfigError(f"tasks={tasks!r} must be an int of at least 1")
     seconds = parse_timeout(timeout)

@@ -12,7 +12,7 @@ use arrow_array::types::{
     ArrowPrimitiveType, BinaryType, ByteArrayType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type,
     Int32Type, Int64Type, LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type, Utf8Type,
 };
-use arrow_array::{Array, ArrayRef, RecordBatch as Batch};
+use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch as Batch};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -284,10 +284,12 @@ fn texts<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, Mis
 where
     T: ByteArrayType<Native = str>,
 {
-    let mut builder = GenericByteBuilder::<T>::with_capacity(values.len(), values.len() * 8);
+    let (mut builder, mut room) = bytes_of::<T>(values.len());
     for value in values {
         let value = value?;
-        builder.append_option(convert(field, &value, |value| value.extract::<&str>())?);
+        let text = convert(field, &value, |value| value.extract::<&str>())?;
+        room.take(field, text.map_or(0, str::len))?;
+        builder.append_option(text);
     }
     Ok(Arc::new(builder.finish()))
 }
@@ -296,10 +298,33 @@ fn binaries<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, 
 where
     T: ByteArrayType<Native = [u8]>,
 {
-    let mut builder = GenericByteBuilder::<T>::with_capacity(values.len(), values.len() * 8);
+    let (mut builder, mut room) = bytes_of::<T>(values.len());
     for value in values {
         let value = value?;
-        builder.append_option(convert(field, &value, |value| value.extract::<&[u8]>().map_err(Into::into))?);
+        let bytes = convert(field, &value, |value| value.extract::<&[u8]>().map_err(Into::into))?;
+        room.take(field, bytes.map_or(0, <[u8]>::len))?;
+        builder.append_option(bytes);
     }
     Ok(Arc::new(builder.finish()))
+}
+
+fn bytes_of<T: ByteArrayType>(values: usize) -> (GenericByteBuilder<T>, Room) {
+    let most = if T::Offset::IS_LARGE { i64::MAX as usize } else { i32::MAX as usize };
+    (GenericByteBuilder::with_capacity(values, values * 8), Room { most, left: most })
+}
+
+/// Bytes that a column can still take: a builder of Arrow panics beyond them.
+struct Room {
+    most: usize,
+    left: usize,
+}
+
+impl Room {
+    fn take(&mut self, field: &Field, bytes: usize) -> Result<(), Misfit> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| Misfit::Value {
+            column: described(field),
+            reason: format!("more than {} bytes in one batch: give fewer rows at a time, or less of each", self.most),
+        })?;
+        Ok(())
+    }
 }

@@ -311,12 +311,12 @@ class Query:
         """
         with self._taking_turn(check):
             self._refuse_second(program, run, batch_id, df)
+            clock = time.monotonic()
+            measured = _Measured(time.time(), worked=clock)
             clock_ms, planned_ms = self._stream.clock_ms(batch_id)
             committed, guessed = self._stream.committed_before(batch_id)
             self._require_told(program, batch_id, planned_ms is not None, not guessed)
             self._called = batch_id
-            clock = time.monotonic()
-            measured = _Measured(time.time(), worked=clock)
             journal = self._setup.journal
             journal.batch_begun(self.id, batch_id, program.kinds.sides)
 
