@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import errors
-from penstock.dataflow import BoundedStats, Stream, Worker
+from penstock.dataflow import Bounded, BoundedStats, Stream, Worker
 
 
 def _items(seen: list[tuple[Any, Any]]) -> list[Any]:
@@ -156,6 +157,37 @@ def test_an_iterator_that_raises_is_named_and_stops_all_or_nothing(workers: int)
         pk.execute(lambda worker: program(worker, "stop"), workers=workers)
     assert "item: 2" in str(caught.value)
     assert "bounded _three" in str(caught.value)
+
+
+def test_what_is_kept_of_failures_has_an_end_and_holds_nothing_that_was_drawn() -> None:
+    class Large:
+        """An item of which there is to be no more than there is room for."""
+
+    def expand(n: int) -> Iterator[Large]:
+        large = [Large() for _ in range(8)]
+        yield from large
+        try:
+            raise KeyError(n)
+        except KeyError as error:
+            raise RuntimeError(f"no more of {n}") from error
+
+    def program(worker: Worker) -> Bounded[Large]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            out = stream.bounded(lambda items: items, expand=expand, batches=2, batch_size=8, on_failure="skip")
+            probe = out.probe()
+        handle.send(list(range(300)))
+        handle.close()
+        worker.step_while(lambda: not probe.done())
+        return out
+
+    out = pk.execute(program, workers=1)[0]
+    assert out.failed == 300 and [failure.item for failure in out.failures] == list(range(100))
+    assert str(out.failures[7].error) == "no more of 7" and isinstance(out.failures[7].error.__cause__, KeyError)
+    line = expand.__code__.co_firstlineno + 6
+    assert out.failures[7].where == f"{__file__}:{line}"
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, Large)]
 
 
 @pytest.mark.parametrize("name", ["batches", "batch_size", "memory"])

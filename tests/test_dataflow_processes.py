@@ -86,6 +86,58 @@ def test_barriers_and_sequencers_work_across_processes() -> None:
         assert [number for owner, number in log if owner == worker] == list(range(20)), "own pushes keep their order"
 
 
+def test_an_element_is_the_next_one_until_it_has_been_unpickled() -> None:
+    def program(worker: Worker) -> Any:
+        tries: list[str] = []
+
+        class Fails:
+            """Unpickling it raises three times: twice an error, once an interrupt."""
+
+            def __reduce__(self) -> Any:
+                return made, ()
+
+        def made() -> str:
+            tries.append("")
+            if len(tries) > 3:
+                return "made"
+            raise KeyboardInterrupt if len(tries) == 3 else OSError("no such file")
+
+        class Reads:
+            """Unpickling it reads from the log."""
+
+            def __reduce__(self) -> Any:
+                return reads, ()
+
+        def reads() -> str:
+            with pytest.raises(errors.DataflowError, match="what a sequencer unpickles cannot read from it"):
+                log.next()
+            return "read"
+
+        log, got = worker.sequencer(), []
+        import penstock.dataflow as home
+
+        # By reference: what a function of the program closes over would be pickled with it.
+        home.made, home.reads = made, reads  # type: ignore[attr-defined]
+        for function in (made, reads):
+            function.__module__, function.__qualname__ = home.__name__, function.__name__
+        for element in (Fails(), Reads(), "after"):
+            log.push(element)
+        log.close()
+        for read in (log.wait_next, log.next):
+            with pytest.raises(
+                errors.BlockError, match=r"cannot be unpickled: OSError: no such file; it stays the next"
+            ):
+                read()
+            assert not log.finished
+        with pytest.raises(KeyboardInterrupt):
+            log.wait_next()
+        got.extend(log)
+        del home.made, home.reads  # type: ignore[attr-defined]
+        return got, log.finished
+
+    assert pk.execute(program, workers=1) == [(["made", "read", "after"], True)]
+
+
 def test_functions_that_are_pushed_build_the_same_dataflows_everywhere() -> None:
     def program(worker: Worker) -> Any:
         log = worker.sequencer()

@@ -112,7 +112,10 @@ def test_ctrl_c_reaches_a_caller_who_waits_for_a_silent_input(mode: str, live: L
         live.give(-1)
         assert next(results) == 1
 
+        ready = threading.Event()
+
         def strike() -> None:
+            ready.wait()
             live.waits.clear()
             live.waits.wait(0.2)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -120,6 +123,7 @@ def test_ctrl_c_reaches_a_caller_who_waits_for_a_silent_input(mode: str, live: L
         thread = threading.Thread(target=strike)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
+            ready.set()
             next(results)
         thread.join()
         live.give(-2)

@@ -1,6 +1,7 @@
 """Bounded scopes: what they tell, and lazy expansions.
 
-Owns the loop that draws from the iterators of a user's function. Invariant: never more is drawn than was asked for.
+Owns the loop that draws from the iterators of a user's function, and what is kept of those that raise. Invariants:
+never more is drawn than was asked for; what is kept of failures has an end, and holds nothing that was drawn.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from penstock.dataflow._functions import failed, name_of
 from penstock.errors import BlockError
 
-__all__ = ["BoundedStats", "Failure", "beginner"]
+__all__ = ["BoundedStats", "Failure", "Failures", "beginner"]
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,45 @@ class Failure:
     drawn : int
         How many items its iterator had given before.
     error : Exception
-        What was raised.
+        What was raised, without its traceback: the frames would hold what was drawn.
+    where : str
+        File and line where it was raised.
     """
 
     item: Any
     drawn: int
     error: Exception
+    where: str
+
+
+class Failures:
+    """The first items whose expansion raised, and how many there were."""
+
+    #: As many as a `Flow` keeps.
+    MOST = 100
+
+    def __init__(self) -> None:
+        self.kept: list[Failure] = []
+        self.count = 0
+
+    def add(self, item: Any, drawn: int, error: Exception) -> None:
+        self.count += 1
+        if len(self.kept) < self.MOST:
+            self.kept.append(Failure(item, drawn, error, _without_frames(error)))
+
+
+def _without_frames(error: BaseException) -> str:
+    """Take the frames from an exception and those behind it; file and line where it was raised."""
+    where, trace = "", error.__traceback__
+    while trace is not None:
+        where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    behind: list[BaseException | None] = [error]
+    while behind:
+        one = behind.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            behind += [one.__cause__, one.__context__]
+    return where
 
 
 @dataclass(frozen=True)
@@ -78,7 +112,7 @@ class BoundedStats:
 
 
 def beginner(
-    expand: Callable[[Any], Iterable[Any]], failures: list[Failure] | None
+    expand: Callable[[Any], Iterable[Any]], failures: Failures | None
 ) -> Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]]:
     """What the native side calls with each list: it gives the expansion of that list, and how many items it has.
 
@@ -98,7 +132,7 @@ class _Expansion:
     """The items of one list, each through a function that gives an iterable, on demand."""
 
     def __init__(
-        self, step: str, expand: Callable[[Any], Iterable[Any]], items: list[Any], failures: list[Failure] | None
+        self, step: str, expand: Callable[[Any], Iterable[Any]], items: list[Any], failures: Failures | None
     ) -> None:
         self._step = step
         self._expand = expand
@@ -128,5 +162,5 @@ class _Expansion:
                 if self._failures is None:
                     raised = failed(self._step, self._expand, error, item, known=True)
                     raise raised from (None if raised is error else error)
-                self._failures.append(Failure(item, drawn, error))
+                self._failures.add(item, drawn, error)
         return made, len(self._items) - self._next + (self._live is not None)

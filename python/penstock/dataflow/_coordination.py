@@ -153,7 +153,8 @@ class Sequencer(Generic[X]):
 
     The order is by counters, never by clocks: what a worker pushed comes in its order, and what is pushed after
     something was read comes after it. Elements are pickled by cloudpickle, so functions may be pushed. A worker that
-    does not step holds everyone back; one that has closed its sequencer does not.
+    does not step holds everyone back; one that has closed its sequencer does not. An element whose unpickling raises is
+    a `BlockError`, and stays the next one.
 
     Examples
     --------
@@ -231,6 +232,8 @@ class Sequencer(Generic[X]):
         ------
         EOFError
             When all workers have closed and everything is read.
+        BlockError
+            When the element cannot be unpickled; it stays the next one.
         CoordinationTimeout
             When nothing came in time.
         KeyboardInterrupt, UserFunctionError, WorkerStopped, WorkerLost, GraphError

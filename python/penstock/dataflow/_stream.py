@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from penstock._bounds import OnFailure, parse_bounds
-from penstock.dataflow._bounded import BoundedStats, Failure, beginner
+from penstock.dataflow._bounded import BoundedStats, Failure, Failures, beginner
 from penstock.dataflow._functions import (
     each_block,
     each_item,
@@ -373,7 +373,7 @@ class Stream(Generic[X]):
             running keeps away from it.
         on_failure : {"stop", "skip"}, default "stop"
             What happens when `expand` or its iterator raises: all workers stop with the item named; or what is left of
-            that item is dropped, `Bounded.failures` has it, and the others go on.
+            that item is dropped and the others go on: `Bounded.failures` has the first 100, `Bounded.failed` counts.
         expand : callable, optional
             From an item of a list to an iterable of items for the body, such as a generator. It is drawn from as there
             is room, however long it is.
@@ -415,7 +415,7 @@ class Stream(Generic[X]):
         [([0, 250000, 500000, 750000], 30)]
         """
         bounds = parse_bounds(batches, batch_size, memory, on_failure)
-        failures: list[Failure] = []
+        failures = Failures()
         begin = None if expand is None else beginner(expand, failures if bounds.on_failure == "skip" else None)
         native, items, gate = self._native.bounded(name, bounds.batches, bounds.batch_size, bounds.memory, begin)
         out = body(Stream(items, self.scope._opened(native)))
@@ -719,19 +719,45 @@ class Stream(Generic[X]):
 class Bounded(Stream[X]):
     """What comes out of a bounded scope; made by `Stream.bounded`. A stream as any other, with figures."""
 
-    __slots__ = ("_gate", "failures")
+    __slots__ = ("_failures", "_gate")
 
     def __init__(
         self,
         native: _native.DataflowStream,
         scope: Place,
         gate: _native.DataflowGate,
-        failures: list[Failure],
+        failures: Failures,
     ) -> None:
         super().__init__(native, scope)
         self._gate = gate
-        #: Items whose expansion raised on this worker, where ``on_failure="skip"``.
-        self.failures = failures
+        self._failures = failures
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The first 100 items whose expansion raised on this worker, where ``on_failure="skip"``. See `Failure`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         out = stream.bounded(lambda items: items, expand=lambda n: [1 // n], on_failure="skip")
+        ...         seen = out.collect()
+        ...     numbers.send([1, 0])
+        ...     numbers.close()
+        ...     while worker.step_or_park():
+        ...         pass
+        ...     return out.failed, [(failure.item, str(failure.error)) for failure in out.failures]
+        >>> pk.execute(program, workers=1)
+        [(1, [(0, 'integer division or modulo by zero')])]
+        """
+        return self._failures.kept
+
+    @property
+    def failed(self) -> int:
+        """How many items those were in all. See `failures`."""
+        return self._failures.count
 
     def stats(self) -> BoundedStats:
         """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example."""

@@ -2,15 +2,19 @@
 //!
 //! A wait runs in slices, so that Ctrl-C, a stop from outside and the roll are heard during it. Elements of a sequencer are
 //! pickled (by cloudpickle, so functions may be pushed) where they are pushed and unpickled where they are read.
+//!
+//! Invariant: an element of a sequencer is the next one until it has been unpickled; what raises or is interrupted there, which is code of
+//! users, loses none.
 
 use std::cell::RefCell;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use penstock_coord::{Barrier, CoordError, Sequencer};
 use penstock_dataflow::Worker;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -217,11 +221,43 @@ impl DataflowBarrier {
 pub(crate) struct DataflowSequencer {
     key: Key<Slot<Sequencer<Pickled>>>,
     post: Post,
+    /// The element that was taken and could not be unpickled: the next one. Locked while one is.
+    taken: Mutex<Option<Pickled>>,
 }
 
 impl DataflowSequencer {
     pub(crate) fn new(key: Key<Slot<Sequencer<Pickled>>>, post: Post) -> Self {
-        DataflowSequencer { key, post }
+        DataflowSequencer { key, post, taken: Mutex::new(None) }
+    }
+
+    /// The next element, unpickled: the one that was taken before, else what `take` gives.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        take: impl FnOnce() -> PyResult<Option<Pickled>>,
+    ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
+        static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let loads = LOADS.get_or_try_init(py, || Ok::<_, PyErr>(py.import("pickle")?.getattr("loads")?.unbind()))?;
+        drop(self.key.get(py)?);
+        // Only its own worker's thread comes here: who finds it locked is called by what is unpickled.
+        let Ok(mut taken) = self.taken.try_lock() else {
+            return Err(errors::raise(Kind::Dataflow, "what a sequencer unpickles cannot read from it"));
+        };
+        if taken.is_none() {
+            *taken = take()?;
+        }
+        let Some(Pickled(bytes)) = &*taken else { return Ok(None) };
+        let made = loads.bind(py).call1((PyBytes::new(py, bytes),)).map_err(|error| {
+            if !error.is_instance_of::<PyException>(py) {
+                return error;
+            }
+            let message = format!("the next element cannot be unpickled: {error}; it stays the next one");
+            let made = errors::raise(Kind::Block, &message);
+            made.set_cause(py, Some(error));
+            made
+        })?;
+        *taken = None;
+        Ok(Some((made,)))
     }
 
     fn with<R>(&self, py: Python<'_>, work: impl FnOnce(&mut Sequencer<Pickled>) -> R) -> PyResult<R> {
@@ -229,13 +265,6 @@ impl DataflowSequencer {
         let mut held = slot.0.try_borrow_mut().map_err(|_| busy("a sequencer"))?;
         held.as_mut().map(work).ok_or_else(|| closed("sequencer"))
     }
-}
-
-fn loads<'py>(py: Python<'py>, element: Option<Pickled>) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-    static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let loads = LOADS.get_or_try_init(py, || Ok::<_, PyErr>(py.import("pickle")?.getattr("loads")?.unbind()))?;
-    let made = element.map(|Pickled(bytes)| loads.bind(py).call1((PyBytes::new(py, &bytes),)));
-    Ok(made.transpose()?.map(|element| (element,)))
 }
 
 #[pymethods]
@@ -257,24 +286,25 @@ impl DataflowSequencer {
 
     /// The next element as a tuple of one, when it is known already; does not step.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-        let element = self.with(py, Sequencer::next)?;
-        loads(py, element)
+        self.read(py, || self.with(py, Sequencer::next))
     }
 
     /// Waits for the next element; a tuple of one, None when all workers have closed and everything is read.
     #[pyo3(signature = (timeout=None))]
     fn wait_next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
         let limit = self::timeout(timeout)?;
-        let element = wait(py, &self.key, &self.post, "sequencer.next", limit, |sequencer, worker, slice| {
-            sequencer.wait_next(worker, Some(slice))
-        })?;
-        loads(py, element)
+        self.read(py, || {
+            wait(py, &self.key, &self.post, "sequencer.next", limit, |sequencer, worker, slice| {
+                sequencer.wait_next(worker, Some(slice))
+            })
+        })
     }
 
     /// Whether all workers have closed and everything is read.
     #[getter]
     fn finished(&self, py: Python<'_>) -> PyResult<bool> {
-        self.with(py, |sequencer| sequencer.is_finished())
+        let read = self.taken.try_lock().is_ok_and(|taken| taken.is_none());
+        self.with(py, |sequencer| sequencer.is_finished() && read)
     }
 
     /// Ends the pushing of this worker; reading goes on. Again: nothing.
