@@ -306,7 +306,10 @@ _HOLDS = """
 import os
 import time
 import penstock as pk
+from penstock.dataflow import _threads
 from penstock.dataflow._threads import _GRACE
+
+_threads._PATIENCE = 60.0
 
 def say(text):
     return os.write(1, (text + chr(10)).encode())

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as pk
 from penstock import _mesh, errors
-from penstock.dataflow import Worker
+from penstock.dataflow import Worker, _threads
 
 # Failures
 
@@ -275,6 +275,7 @@ def test_an_interrupt_while_threads_start_leaves_none_behind(monkeypatch: pytest
             left.append(worker.index)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
+    monkeypatch.setattr(_threads, "_PATIENCE", 60.0)
     with pytest.raises(KeyboardInterrupt):
         pk.execute(program, workers=3)
     assert sorted(left) == [0, 1]

@@ -28,12 +28,16 @@ sparks = signal.getsignal(signal.SIGINT)
 
 
 def interrupted(waits, when):
+    inside = threading.Event()
+
     def strike():
+        inside.wait()
         wait_for(when)
         os.kill(os.getpid(), signal.SIGINT)
 
     with in_thread(strike):
         try:
+            inside.set()
             waits()
         except KeyboardInterrupt:
             return

@@ -213,11 +213,11 @@ def test_a_start_that_waits_for_slots_says_what_for(
         try:
             wait_for(lambda: len(list(tmp_path.glob("began-*"))) == 3, what="the other job runs")
             with pytest.raises(EngineError) as failed:
-                pk.Engine(cluster, workers=3, name="waits", start_timeout=4).start()
+                pk.Engine(cluster, workers=3, name="waits", start_timeout=8).start()
         finally:
             gate.unlink()
     told = str(failed.value)
-    assert "start_timeout=4" in told and "tasks run on 2 executors, local-cluster[2,2,1024]" in told
+    assert "start_timeout=8" in told and "tasks run on 2 executors, local-cluster[2,2,1024]" in told
     assert "Stop what else runs, offer more task slots" in told
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("penstock waits: waits for ")]
     assert said, "nothing was said"
