@@ -247,6 +247,27 @@ def test_an_index_is_a_file_that_others_open(tmp_path: Path, graphs: Path, figur
 # What is refused
 
 
+@pytest.mark.parametrize("shape", ["degree", "degeneracy"])
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("p(a, b, c) :- e(a, b), e(b, c)", 'nothing joins "a" and "c"'),
+        ("p(a, b, c) :- e(a, b), e(b, c), e(c, a)", "in a circle"),
+        ("p(a, b) :- e(a, b), e(b, a)", "the other way round"),
+        ("p(a) :- e(a, a)", "asks for a self-loop"),
+        ("p(a) :- e(a, b)", 'the head leaves out "b"'),
+    ],
+)
+def test_an_undirected_graph_answers_cliques_only(tmp_path: Path, shape: Any, pattern: str, says: str) -> None:
+    made = pk.graph.Index({"e": edges_of([(1, 2), (2, 3)])}, shape=shape)
+    made.save(tmp_path / "e.graph")
+    for index in (made, pk.graph.Index.open(tmp_path / "e.graph")):
+        for ask in (index.count, index.match, index.order, lambda text, index=index: index.units(text, 2)):
+            with pytest.raises(errors.PatternError, match=f'{says}.*shape="both"'):
+                ask(pattern)
+        assert index.count("p(b, a) :- e(a, b)").count == 2
+
+
 EDGE = edges_of([(1, 2)])
 
 
@@ -307,6 +328,72 @@ def test_what_is_no_edges_is_refused() -> None:
         pk.graph.match("p(a) :- e(a, b), e(b, c)", {"e": EDGE}, order=["a", "c", "b"])
     with pytest.raises(errors.ConfigError, match="a name is letters"):
         pk.graph.match("p(a) :- e(a, b)", {"e 1": EDGE})
+
+
+def test_one_array_is_no_edges() -> None:
+    array = pa.array([1, 2])
+    for edges in (array, pa.chunked_array([array]), [array], iter([EDGE.to_batches()[0], array])):
+        with pytest.raises(errors.SchemaError, match=r"relation 'e': (Int64|Chunked)Array has no rows of two columns"):
+            pk.graph.cliques(edges, 3)
+
+
+def test_options_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "e.txt"
+    path.write_text("1 2\n")
+    for ids in ("bogus", None, 1):
+        says = rf"ids={ids!r} must be \"number\" or \"text\""
+        with pytest.raises(errors.ConfigError, match=says):
+            pk.graph.cliques(EDGE, 3, ids=ids, count=True)
+        with pytest.raises(errors.ConfigError, match=says):
+            pk.graph.match("p(a) :- e(a, b)", {"e": EDGE}, ids=ids)
+        with pytest.raises(errors.ConfigError, match=says):
+            pk.graph.Index({"e": EDGE}, ids=ids)
+        with pytest.raises(errors.ConfigError, match=says):
+            pk.graph.Index.build(tmp_path / "e.graph", {"e": EDGE}, ids=ids)
+    for edges in (path, str(path), [path]):
+        with pytest.raises(errors.ConfigError, match=r"columns=\('a', 'b'\), but relation 'e' is read from files"):
+            pk.graph.cliques(edges, 3, columns=("a", "b"))
+
+
+def test_an_order_is_a_list_and_parts_are_at_least_one() -> None:
+    index, text = pk.graph.Index({"e": EDGE}), "p(a, b) :- e(a, b)"
+    for order in ("ab", "ba", 5, [1, 2], {"a", "b"}):
+        calls: list[Any] = [
+            lambda order=order: index.order(text, order),
+            lambda order=order: index.units(text, 2, order),
+            lambda order=order: index.count(text, order=order),
+            lambda order=order: index.match(text, order=order),
+        ]
+        for call in calls:
+            with pytest.raises(errors.ConfigError, match="must be a list of variables"):
+                call()
+    assert index.order(text, ("b", "a")) == ["b", "a"]
+    for parts in (0, -1, 1.5, True, "2", 2**64):
+        with pytest.raises(errors.ConfigError, match="parts="):
+            index.units(text, parts)  # type: ignore[arg-type]
+
+
+def test_what_is_no_text_is_no_pattern() -> None:
+    index = pk.graph.Index({"e": EDGE})
+    calls: list[Any] = [
+        pk.graph.Deltas,
+        index.count,
+        index.match,
+        index.order,
+        index.schema,
+        lambda pattern: index.units(pattern, 2),
+        lambda pattern: pk.graph.match(pattern, {"e": EDGE}),
+    ]
+    for call in calls:
+        for pattern in (5, None, b"p(a) :- e(a, b)"):
+            with pytest.raises(errors.ConfigError, match=f"a pattern is text, not {type(pattern).__name__}"):
+                call(pattern)
+    for atom in (("e", "x"), ("e", "x", "y", "z"), "exy", 5):
+        with pytest.raises(errors.PatternError, match="must be three texts: relation, from, to"):
+            pk.graph.pattern(["x"], atom)  # type: ignore[arg-type]
+    for head in ("x", 5, [5]):
+        with pytest.raises(errors.PatternError, match="the head is a list of variables"):
+            pk.graph.pattern(head, pk.graph.atom("e", "x", "y"))  # type: ignore[arg-type]
 
 
 # Running

@@ -6,6 +6,8 @@ import itertools
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -102,8 +104,6 @@ def test_an_epoch_that_cannot_be_is_refused() -> None:
     with pytest.raises(errors.SchemaError):
         deltas.update({"e": pa.table({"a": [1.5], "b": [2]})}, epoch=2)
     assert deltas.update({"e": edges_of([(2, 3)])}, epoch=2).num_rows == 1
-    with pytest.raises(errors.StateLost, match="fed for e, and comes again for e, f"):
-        deltas.update({"e": edge, "f": edge}, epoch=2)
     # One without a number ends it.
     assert deltas.update().num_rows == 0 and deltas.epoch is None
     with pytest.raises(errors.StateLost, match="epoch 2 has been"):
@@ -114,6 +114,100 @@ def test_an_epoch_that_cannot_be_is_refused() -> None:
     loaded = pk.graph.Deltas("p(a, b) :- e(a, b)")
     loaded.update(edge)
     assert loaded.update({"e": edges_of([(2, 3)])}, epoch=7).num_rows == 1
+    two = pk.graph.Deltas("p(a, b) :- e(a, b), f(b, a)")
+    two.update(edge, epoch=0)
+    with pytest.raises(errors.StateLost, match="fed for e, and comes again for e, f"):
+        two.update({"e": edges_of([(1, 2)]), "f": edges_of([(2, 1)])}, epoch=0)
+
+
+def test_numbers_come_from_one_source() -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    first = deltas.update({"e": edges_of([(1, 2)])}, epoch=0, source="query A")
+    told = "epoch 0 comes from query B, but the epochs before came from query A"
+    for epoch in (0, 1):
+        with pytest.raises(errors.StateLost, match=told.replace("0", str(epoch))):
+            deltas.update({"e": edges_of([(3, 4)])}, epoch=epoch, source="query B")
+    with pytest.raises(errors.StateLost, match=r"comes from a caller that names no source, but .* came from query A"):
+        deltas.update({"e": edges_of([(3, 4)])}, epoch=0)
+    assert deltas.epochs == 1
+    # To look at what is held takes no source; its own gets it again, and goes on.
+    assert deltas.update(epoch=0).equals(first)
+    again = deltas.stream({"e": edges_of([(1, 2)])}, epoch=0, source="query A")
+    assert again.replayed and again.to_table().equals(first)
+    assert rows([*deltas.stream({"e": edges_of([(3, 4)])}, epoch=1, source="query A")]) == [(3, 4, 1)]
+    for source, epoch in ((5, 2), ("query A", None)):
+        with pytest.raises(errors.ConfigError, match="source="):
+            deltas.update(epoch=epoch, source=source)  # type: ignore[arg-type]
+
+
+def test_threads_that_feed_wait_for_each_other() -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    halfway, on = threading.Event(), threading.Event()
+    found: dict[str, Any] = {}
+
+    def slowly() -> Iterator[pa.RecordBatch]:
+        yield edges_of([(1, 1)]).to_batches()[0]
+        halfway.set()
+        assert on.wait(60)
+        yield edges_of([(2, 2)]).to_batches()[0]
+
+    def feed(name: str, edges: Any) -> None:
+        found[name] = rows([*deltas.stream({"e": edges})]), deltas.epochs
+
+    slow = threading.Thread(target=feed, args=("slow", slowly()))
+    quick = threading.Thread(target=feed, args=("quick", edges_of([(3, 3)])))
+    slow.start()
+    try:
+        assert halfway.wait(60)
+        quick.start()
+        quick.join(0.3)
+        assert quick.is_alive() and deltas.epochs == 0
+    finally:
+        on.set()
+        slow.join(60)
+    quick.join(60)
+    assert found["quick"] == ([(3, 3, 1)], 2)
+    assert rows([*deltas.changes()]) == [(3, 3, 1)]
+    assert deltas.update(removed={"e": edges_of([(n, n) for n in (1, 2, 3)])}).num_rows == 3
+
+
+def test_edges_that_feed_what_they_are_for_are_refused() -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+
+    def edges() -> Iterator[pa.RecordBatch]:
+        yield edges_of([(1, 2)]).to_batches()[0]
+        deltas.update({"e": edges_of([(3, 4)])})
+
+    with pytest.raises(errors.StateError, match="the edges that they get feed them again"):
+        deltas.update({"e": edges()})
+    assert rows([*deltas.stream({"e": edges_of([(5, 6)])})]) == [(5, 6, 1)]
+
+
+def test_a_relation_that_the_pattern_lacks_uses_up_no_number() -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    for empty in (edges_of([], pa.int64()), []):
+        for wrong in ({"f": empty}, {"e": edges_of([(1, 2)]), "f": empty}):
+            with pytest.raises(errors.PatternError, match='no relation "f"; there are e'):
+                deltas.update(wrong, epoch=0)
+            with pytest.raises(errors.PatternError, match='no relation "f"; there are e'):
+                deltas.update(removed=wrong, epoch=0)
+    assert deltas.epoch is None and deltas.epochs == 0
+    assert deltas.update({"e": edges_of([(1, 2)])}, epoch=0).num_rows == 1
+
+
+def test_what_an_epoch_changed_is_read_again_without_a_number() -> None:
+    deltas = pk.graph.Deltas(TRIANGLE)
+    assert deltas.changes().to_table().num_rows == 0 == deltas.epochs
+    first = deltas.update({"e": edges_of(itertools.combinations(range(5), 2))})
+    again = deltas.changes(batch_rows=4)
+    assert again.replayed and [batch.num_rows for batch in again] == [4, 4, 2]
+    assert deltas.changes().to_table().equals(first) and deltas.epochs == 1 and deltas.epoch is None
+    old = deltas.changes()
+    deltas.update()
+    with pytest.raises(errors.StateError, match="epoch that is over"):
+        next(old)
+    with pytest.raises(errors.ConfigError, match="batch_rows=0"):
+        deltas.changes(0)
 
 
 def test_what_is_no_dict_of_relations_is_refused() -> None:
@@ -139,6 +233,57 @@ def test_what_is_no_dict_of_relations_is_refused() -> None:
 
     with pytest.raises(errors.ConfigError, match=r"^sink: sends is a coroutine function, and nobody awaits"):
         deltas.foreach_batch(sends, "e")
+
+
+def test_two_interrupts_leave_no_half_epoch() -> None:
+    """Of the feeding, and of what tidies up behind it: an epoch has been fed as a whole, and can be read, or not."""
+    work = (
+        "import random, signal, time, pyarrow as pa, penstock as pk\n"
+        "random.seed(3)\n"
+        "left = broken = unread = 0\n"
+        "def interrupt(*_):\n"
+        "    global left\n"
+        "    if left:\n"
+        "        left -= 1\n"
+        "        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 0.2 * takes))\n"
+        "        raise KeyboardInterrupt\n"
+        "deltas = pk.graph.Deltas('p(a, b) :- e(a, b)')\n"
+        "def edges(at):\n"
+        "    for half in range(2):\n"
+        "        yield pa.record_batch({'a': pa.array([at]), 'b': pa.array([half])})\n"
+        "deltas.update({'e': edges(-1)}), deltas.changes().to_table()\n"
+        "begin = time.perf_counter()\n"
+        "deltas.update({'e': edges(0)})\n"
+        "takes, end = time.perf_counter() - begin, begin + 60\n"
+        "signal.signal(signal.SIGALRM, interrupt)\n"
+        "at = 0\n"
+        "while at < 1000 or not (broken and unread) and time.perf_counter() < end:\n"
+        "    at += 1\n"
+        "    before, rows = deltas.epochs, None\n"
+        "    try:\n"
+        "        try:\n"
+        "            try:\n"
+        "                left = 2\n"
+        "                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2 * takes))\n"
+        "                rows = deltas.update({'e': edges(at)})\n"
+        "            finally:\n"
+        "                left = 0\n"
+        "        except KeyboardInterrupt:\n"
+        "            left = 0\n"
+        "    except KeyboardInterrupt:\n"
+        "        left = 0\n"
+        "    fed = deltas.epochs - before\n"
+        "    assert fed in ((0, 1) if rows is None else (1,))\n"
+        "    broken += not fed\n"
+        "    unread += fed and rows is None\n"
+        "    if fed:\n"
+        "        rows = [(row['a'], row['b']) for row in deltas.changes().to_table().to_pylist()]\n"
+        "        assert sorted(rows) == [(at, 0), (at, 1)], rows\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "print(broken > 0, unread > 0)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", work], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (0, "True True\n"), ended.stderr
 
 
 def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,53 @@ def test_what_is_wrong_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(errors.StorageError):
         pk.graph.Index.build(tmp_path / "none" / "e.graph", {"e": good})
     assert os.listdir(tmp_path) == []
+
+
+def test_more_relations_than_a_file_has_are_refused(tmp_path: Path) -> None:
+    edges = pa.table({"a": [1], "b": [2]})
+    relations = {f"r{number}": edges for number in range(4098)}
+    says = "4098 relations for one index file: there may be at most 4096"
+    index = pk.graph.Index(relations, shape="forward")
+    with pytest.raises(errors.SchemaError, match=says):
+        index.save(tmp_path / "g")
+    with pytest.raises(errors.SchemaError, match=says):
+        pk.graph.Index.build(tmp_path / "g", relations)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("work", ["save", "build"])
+def test_nothing_comes_after_an_interrupt(tmp_path: Path, work: str) -> None:
+    """Long names make a large file of few edges. The interrupt comes when its first byte is there."""
+    script = (
+        "import os, sys, time, pyarrow as pa, penstock as pk\n"
+        "folder, work = sys.argv[1:]\n"
+        "path = folder + '/e.graph'\n"
+        "small = pk.graph.Index({'e': pa.table({'a': [1], 'b': [2]})})\n"
+        "edges = {'e': pa.table({'a': [chr(97 + at) * (4 << 20) for at in range(26)], 'b': ['b'] * 26})}\n"
+        "index = pk.graph.Index(edges) if work == 'save' else None\n"
+        "try:\n"
+        "    print('go', flush=True)\n"
+        "    index.save(path) if index else pk.graph.Index.build(path, edges, memory=8 << 30)\n"
+        "    print('no interrupt')\n"
+        "except KeyboardInterrupt:\n"
+        "    left = os.listdir(folder)\n"
+        "    small.save(path)\n"
+        "    time.sleep(0.3)\n"
+        "    print(*left, '|', *os.listdir(folder), pk.graph.Index.open(path).nodes)\n"
+    )
+    for attempt in range(10):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        command = [sys.executable, "-c", script, str(folder), work]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdout.readline() == b"go\n"
+            while child.poll() is None and not any(".part" in name for name in os.listdir(folder)):
+                time.sleep(0.001)
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=120)
+        if b"no interrupt" not in out:  # else this process stood still for as long as the file takes
+            break
+    assert (out.split(), child.returncode) == ([b"|", b"e.graph", b"2"], 0), err
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory of a process, as Linux tells it")

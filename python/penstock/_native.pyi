@@ -8,7 +8,7 @@ usable. Long calls release the interpreter lock and serve signals at least every
 copied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypedDict, final
@@ -1239,23 +1239,40 @@ class GraphDeltas:
     """Changes of edges to changes of the matches of a pattern. `ids`: signed, unsigned or text."""
 
     def __new__(cls, pattern: str, ids: str) -> Self: ...
-    def change(self, name: str, edges: _ArrowData, times: int) -> None:
-        """Notes edges that come (`times` above 0) or go (below) in the epoch to come."""
+    def feed(
+        self,
+        epoch: int | None,
+        source: str | None,
+        relations: Sequence[str],
+        edges: Iterable[tuple[str, _ArrowData, int | None]],
+        rows: int,
+    ) -> tuple[GraphChanges, bool]:
+        """Feeds an epoch and gives what it changed, and whether it is the one that is held, so only given again.
 
-    def discard(self) -> None:
-        """Forgets what was noted of the epoch to come."""
-
-    def expect(self, epoch: int, relations: Sequence[str]) -> bool:
-        """Whether an epoch of that number is the one that is held, so that it is only given again.
+        Parameters
+        ----------
+        epoch, source
+            Its number, and who counts.
+        relations
+            That it has edges of.
+        edges
+            Relation, batch, and how often its edges come (above 0) or go (below); None: its third column, of int64,
+            says it. Not asked for an epoch that is held. When it fails, nothing has changed.
+        rows
+            Per batch of the changes.
 
         Raises
         ------
         StateLost
-            When it is neither that nor the next, or has edges of other relations.
+            When the number is neither that of the epoch held nor the next, comes from another source, or again for
+            other relations.
+        StateError
+            When `edges` feed the deltas themselves. Other threads wait for each other.
         """
 
-    def begin(self, epoch: int | None, relations: Sequence[str]) -> None:
-        """Begins the epoch of what was noted; what the one before changed is forgotten."""
+    @property
+    def begun(self) -> int:
+        """How many epochs have been fed."""
 
     @property
     def epoch(self) -> int | None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,18 @@ def test_nothing_gives_nothing(spark: Any) -> None:
 def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
     with pytest.raises(errors.PatternError, match='no relation "g"'):
         pk.graph.match("p(a) :- g(a, b)", {"e": edges})
+    with pytest.raises(errors.ConfigError, match="order='ab' must be a list of variables"):
+        pk.graph.match("p(a, b) :- e(a, b)", {"e": edges}, order="ab")
+    for call in (
+        lambda ids: pk.graph.cliques(edges, 3, ids=ids),
+        lambda ids: pk.graph.match(TRIANGLE, {"e": edges}, ids=ids),
+    ):
+        with pytest.raises(
+            errors.ConfigError, match="ids='text' says what nodes in files are, and DataFrames have types"
+        ):
+            call("text")
+        with pytest.raises(errors.ConfigError, match="ids='bogus' must be"):
+            call("bogus")
     with pytest.raises(errors.ConfigError, match="streaming"):
         stream = spark.readStream.format("rate").load().selectExpr("value AS a", "value AS b")
         pk.graph.cliques(stream, 3)
@@ -199,9 +212,9 @@ def test_the_diff_is_no_node_wherever_it_stands(spark: Any, at: int) -> None:
         return [(*row[:2][:at], row[2], *row[:2][at:]) for row in given]
 
     function(spark.createDataFrame(rows((1, 2, 1), (3, 4, 5), (5, 6, 0)), schema.format("int")), 0)
-    function(spark.createDataFrame(rows((1, 2, -1.0), (7, 8, 0.5)), schema.format("double")), 1)
+    function(spark.createDataFrame(rows((1, 2, -1.0), (7, 8, 2.0)), schema.format("double")), 1)
     assert sorted(seen) == [(1, 2, -1), (1, 2, 1), (3, 4, 1), (7, 8, 1)]
-    with pytest.raises(Exception, match=r"relation 'e': column 'a `diff`\.x' is null in some row"):
+    with pytest.raises(errors.SchemaError, match=r"relation 'e': column 'a `diff`\.x' is null in some row"):
         function(spark.createDataFrame(rows((7, 8, -1), (9, 9, None)), schema.format("int")), 2)
     for kind, value in (("string", "1"), ("boolean", True)):
         with pytest.raises(errors.SchemaError, match=rf"column 'a `diff`\.x', .*, is {kind}; it has to be of numbers"):
@@ -213,6 +226,85 @@ def test_the_diff_is_no_node_wherever_it_stands(spark: Any, at: int) -> None:
     # What was refused has not been fed.
     function(spark.createDataFrame(rows((7, 8, -1)), schema.format("int")), 2)
     assert sorted(seen)[-2:] == [(7, 8, -1), (7, 8, 1)]
+
+
+def test_numbers_of_a_diff_add_up(spark: Any) -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    seen: list[tuple[Any, ...]] = []
+    function = deltas.foreach_batch(lambda changes, number: seen.extend(sorted(local(changes))), diff="d")
+
+    def feed(number: int, kind: str, *rows: Any) -> list[tuple[Any, ...]]:
+        seen.clear()
+        function(spark.createDataFrame(list(rows), f"a bigint, b bigint, d {kind}"), number)
+        return seen
+
+    assert feed(0, "int", (1, 2, 2), (1, 2, -1), (3, 4, 1), (3, 4, -1), (5, 6, 3)) == [(1, 2, 1), (5, 6, 1)]
+    assert feed(1, "bigint", (5, 6, -(2**62)), (5, 6, 2**62 - 1), (3, 4, 2**62)) == [(3, 4, 1), (5, 6, -1)]
+    assert feed(2, "decimal(20,2)", (3, 4, Decimal("-1.00")), (1, 2, Decimal(0))) == [(3, 4, -1)]
+    assert feed(3, "float", (3, 4, 1.0)) == [(3, 4, 1)]
+    for kind, wrong in [
+        ("double", float("nan")),
+        ("float", float("nan")),
+        ("double", float("inf")),
+        ("double", 0.5),
+        ("double", 1e300),
+        ("decimal(20,2)", Decimal("1.50")),
+        ("decimal(38,0)", Decimal(10) ** 30),
+    ]:
+        with pytest.raises(errors.SchemaError, match="relation 'e': column 'd' has a value that is no whole number"):
+            feed(4, kind, (1, 2, type(wrong)(-1)), (8, 9, wrong))
+    with pytest.raises(errors.ConfigError, match="epoch=-1 must be an int"):
+        feed(-1, "int", (8, 9, 1))
+    assert deltas.epoch == 3
+    assert feed(4, "int", (8, 9, 1)) == [(8, 9, 1)]
+
+
+def test_a_batch_is_computed_once(spark: Any) -> None:
+    """What comes and what goes is told from the same rows."""
+    computed = spark.sparkContext.accumulator(0)
+
+    def noted(batches: Any) -> Any:
+        for batch in batches:
+            computed.add(batch.num_rows)
+            yield batch
+
+    schema = "a bigint, b bigint, d int"
+    rows = [(n, n + 1, 1 if n % 2 else -1) for n in range(100)]
+    batch = spark.createDataFrame(rows, schema).mapInArrow(noted, schema)
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    deltas.foreach_batch(lambda changes, number: None, diff="d")(batch, 0)
+    assert computed.value == 100 and deltas.changes().to_table().num_rows == 50
+
+
+def test_another_query_is_another_source(spark: Any, tmp_path: Path) -> None:
+    """Its batches have the same numbers: they are no replay. Nor are those of a query whose checkpoint is new."""
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    seen: list[tuple[int, bool, list[tuple[Any, ...]]]] = []
+
+    def sink(changes: pk.graph.Changes, number: int) -> None:
+        seen.append((number, changes.replayed, sorted(local(changes))))
+
+    def run(name: str, checkpoint: str) -> Any:
+        stream = spark.readStream.schema("a bigint, b bigint").parquet(str(tmp_path / name))
+        writer = stream.writeStream.trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        query = writer.foreachBatch(deltas.foreach_batch(sink)).start()
+        query.awaitTermination()
+        return query.id
+
+    for name, edge in (("one", (1, 2)), ("two", (3, 4))):
+        spark.createDataFrame([edge], "a bigint, b bigint").write.parquet(str(tmp_path / name))
+    first = run("one", "checkpoint of one")
+    for name in ("two", "one"):
+        with pytest.raises(
+            Exception, match=rf"epoch 0 comes from query .*, but the epochs before came from query {first}"
+        ):
+            run(name, f"another of {name}")
+    assert seen == [(0, False, [(1, 2, 1)])]
+    # The query itself goes on behind a restart.
+    spark.createDataFrame([(5, 6)], "a bigint, b bigint").write.mode("append").parquet(str(tmp_path / "one"))
+    assert run("one", "checkpoint of one") == first
+    assert seen[1:] == [(1, False, [(5, 6, 1)])]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ CALLS = {
     "a change that deltas refuse, and their epoch": (
         """
 deltas = _native.GraphDeltas(tri, "signed")
-beside(lambda: deltas.change("nope", edges, 1), lambda: deltas.epoch)
+beside(lambda: deltas.feed(None, None, [], [("nope", edges, 1)], 1), lambda: deltas.epoch)
 """,
         "PatternError",
     ),
@@ -53,7 +53,7 @@ beside(lambda: deltas.change("nope", edges, 1), lambda: deltas.epoch)
         """
 deltas = _native.GraphDeltas(tri, "signed")
 old = deltas.changes()
-deltas.begin(0, [])
+deltas.feed(0, None, [], [], 1)
 beside(lambda: old.next(), lambda: deltas.epoch)
 """,
         "StateError",

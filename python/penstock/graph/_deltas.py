@@ -1,21 +1,31 @@
-"""Matches of a pattern over edges that come and go."""
+"""Matches of a pattern over edges that come and go.
+
+Owns: how changes of edges reach the native deltas, from this process or from batches of a Spark stream. An epoch is fed
+by one native call, which asks for its edges, so that an interrupt, another thread or an error leaves none of half an
+epoch behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from penstock._coroutines import require_done, require_plain
 from penstock._resume import Given
-from penstock.errors import ConfigError, SchemaError, StateError
-from penstock.graph._edges import Edges, Ids, check_columns, is_spark, sources
+from penstock.errors import ConfigError, PatternError, SchemaError, StateError
+from penstock.graph._edges import Edges, Ids, Source, check_columns, is_spark, sources
+from penstock.graph._options import pattern_text, whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["Changes", "Deltas"]
+
+#: Relation, edges, and how often they come (above 0) or go (below); None: their third column says it.
+_Noted: TypeAlias = tuple[str, pa.RecordBatch, int | None]
 
 
 class Changes(Iterator[pa.RecordBatch]):
@@ -41,11 +51,11 @@ class Changes(Iterator[pa.RecordBatch]):
     else:
         __slots__ = ("__next__", "__weakref__", "replayed", "schema")
 
-    def __init__(self, handle: Any, schema: pa.Schema, replayed: bool) -> None:
+    def __init__(self, given: tuple[Any, bool], schema: pa.Schema) -> None:
         from penstock import _native
 
+        handle, self.replayed = given
         self.schema = schema
-        self.replayed = replayed
         self.__next__ = _native.Handover(Given(handle.next, pa.record_batch).fill, StateError).__next__  # type: ignore[method-assign]
 
     def to_table(self) -> pa.Table:
@@ -65,15 +75,19 @@ class Deltas:
 
     Raises
     ------
-    PatternError
-        When the pattern is none.
+    PatternError, ConfigError
+        When the pattern is none, and for other `ids`.
 
     Notes
     -----
     Relations are sets: an edge that comes though it is there, or goes though it is not, changes nothing. The edges
     live in this process; a Spark stream feeds it by `foreach_batch`. What an epoch changed is held until the next one
-    is fed, so an epoch with a number is given again, the same, when its rows were lost behind it. Time of an epoch: the
-    search from its changed edges, and a copy of the lists of their nodes; memory: the edges twice, and that copy.
+    is fed, so rows that were lost behind it (an interrupt, a sink that failed) are had once more: by `changes`, or by
+    its number, when it has one. Threads that feed one object wait for each other. Time of an epoch: the search from its
+    changed edges, and a copy of the lists of their nodes. Memory: the edges twice (4 bytes each), what the last epoch
+    changed, and about 100 bytes for every node ever seen, 50 to 100 more for each further relation, and its text where
+    nodes are texts: nodes keep their number when their edges are gone, so make the deltas anew where nodes come and go
+    without end.
 
     Examples
     --------
@@ -90,6 +104,7 @@ class Deltas:
     def __init__(self, pattern: str, ids: Literal["number", "text", "unsigned"] = "number") -> None:
         from penstock import _native
 
+        pattern_text(pattern)
         if ids not in ("number", "text", "unsigned"):
             raise ConfigError(f'ids={ids!r} must be "number", "text" or "unsigned"')
         self._ids: Ids = "signed" if ids == "number" else ids
@@ -107,23 +122,55 @@ class Deltas:
         number: int | None = self._handle.epoch
         return number
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs have been fed, so also whether one that was interrupted has."""
+        return int(self._handle.begun)
+
     def update(
         self,
         added: Mapping[str, Edges | DataFrame] | None = None,
         removed: Mapping[str, Edges | DataFrame] | None = None,
         *,
         epoch: int | None = None,
+        source: str | None = None,
     ) -> pa.Table:
         """Run one epoch and collect what it changed.
 
-        Parameters, errors and order of the rows are those of `stream`, which holds a batch instead of all.
+        Parameters, errors and order of the rows are those of `stream`, which holds a batch instead of all. When it is
+        interrupted, `epochs` tells whether the epoch has been fed, and `changes` has its rows.
 
         Returns
         -------
         pyarrow.Table
             Exactly the matches that changed.
         """
-        return self.stream(added, removed, epoch=epoch).to_table()
+        return self.stream(added, removed, epoch=epoch, source=source).to_table()
+
+    def changes(self, batch_rows: int = 8192) -> Changes:
+        """Give once more what the epoch fed last changed, whether or not it has a number.
+
+        Parameters
+        ----------
+        batch_rows : int, default 8192
+            Rows per batch.
+
+        Returns
+        -------
+        Changes
+            From the start, in the same order; none before the first epoch.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> deltas = Deltas("back(x, y) :- e(x, y), e(y, x)")
+        >>> deltas.update({"e": pa.table({"src": [1, 2], "dst": [2, 1]})}).num_rows
+        2
+        >>> deltas.changes().to_table().num_rows
+        2
+        """
+        whole("batch_rows", batch_rows, 1 << 24)
+        return Changes((self._handle.changes(batch_rows), True), self.schema)
 
     def stream(
         self,
@@ -131,6 +178,7 @@ class Deltas:
         removed: Mapping[str, Edges | DataFrame] | None = None,
         *,
         epoch: int | None = None,
+        source: str | None = None,
         batch_rows: int = 8192,
     ) -> Changes:
         """Run one epoch and give what it changed batch by batch.
@@ -142,6 +190,9 @@ class Deltas:
         epoch : int, optional
             Its number, such as Spark's batch id: from 0, or from any once edges were fed without a number, and one by
             one from there. The number of the epoch fed last gives its rows again; the edges are not looked at then.
+        source : str, optional
+            Who gives the numbers, such as the id of a Spark query: all numbers of one object have to come from the
+            same. An epoch that is asked for again without edges may be asked for by anybody.
         batch_rows : int, default 8192
             Rows per batch.
 
@@ -155,29 +206,24 @@ class Deltas:
         PatternError, SchemaError, ConfigError
             For a relation that the pattern does not have, and for what is no edge. Nothing has changed then.
         StateLost
-            For an epoch that is over, one before which others are missing, or the last one with edges of other
-            relations (two streams that count for themselves cannot feed one object). Nothing has changed then.
+            For an epoch that is over, one before which others are missing, one from another source (two streams that
+            count for themselves cannot feed one object), or the last one with edges of other relations. Nothing has
+            changed then.
+        StateError
+            When the edges, as they are read, feed this object. Other threads wait until an epoch has been fed.
         """
-        from penstock.graph._options import whole
-
         whole("batch_rows", batch_rows, 1 << 24)
         for edges in (added, removed):
             if edges is not None and not isinstance(edges, Mapping):
                 raise ConfigError(f"edges that come or go are a dict of name to edges, not {type(edges).__name__}")
-        relations = sorted({str(name) for edges in (added, removed) for name in edges or ()})
-        if epoch is not None:
-            if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 63:
-                raise ConfigError(f"epoch={epoch!r} must be an int of 0 to 2**63 - 1, such as Spark's batch id")
-            if self._handle.expect(epoch, relations):
-                return Changes(self._handle.changes(batch_rows), self.schema, True)
-        try:
-            for edges, times in ((added, 1), (removed, -1)):
-                self._note(edges or {}, times)
-            self._handle.begin(epoch, relations)
-        except BaseException:
-            self._handle.discard()
-            raise
-        return Changes(self._handle.changes(batch_rows), self.schema, False)
+        if source is not None and (not isinstance(source, str) or epoch is None):
+            raise ConfigError(f"source={source!r} must be a text beside an epoch=, or None")
+        given = {name for edges in (added, removed) for name in edges or ()}
+        for name in given:
+            if name not in self._relations:
+                raise PatternError(f'no relation "{name}"; there are {", ".join(self._relations)}')
+        noted = (self._noted(edges or {}, times) for edges, times in ((added, 1), (removed, -1)))
+        return self._fed(epoch, source, sorted(given), chain.from_iterable(noted), batch_rows)
 
     def foreach_batch(
         self,
@@ -199,8 +245,9 @@ class Deltas:
         columns : pair of str, optional
             Where edges begin and end; default the first two columns other than `diff`.
         diff : str, optional
-            A column of numbers: edges with a positive one come, with a negative one go, and with 0 do neither; a null
-            fails the batch. Default: all come.
+            A column of whole numbers: how often an edge comes, or goes where it is negative. Those of one edge in a
+            batch add up, and the sign of the sum decides: so 2 and -1 let it come, 1 and -1 do neither. A null, a NaN
+            or a fraction fails the batch. Default: all come.
 
         Returns
         -------
@@ -212,6 +259,11 @@ class Deltas:
         ConfigError
             When the pattern has several relations and none is named, or not the one that is; for a sink that is no
             function, or gives a coroutine, which nobody awaits; when `diff` is one of `columns`.
+
+        Notes
+        -----
+        The function raises `StateLost` for batches of another query than before, and of the same one behind a new
+        checkpoint, which Spark takes for another; and `SchemaError` for a `diff` that is none.
         """
         if not callable(sink):
             raise ConfigError(f"sink={sink!r} must be a function of (Changes, batch id)")
@@ -230,28 +282,43 @@ class Deltas:
             raise ConfigError(f"columns={columns!r} has {diff!r}, which says as diff= what becomes of an edge")
 
         def run(batch: Any, epoch: int) -> None:
-            from penstock.spark.graph import edge_batches
+            from penstock.spark.graph import edge_source, query_of
 
-            added = {relation: edge_batches(relation, batch, columns, diff)}
-            removed = {} if diff is None else {relation: edge_batches(relation, batch, columns, diff, goes=True)}
-            require_done(sink(self.stream(added, removed, epoch=epoch), epoch), "sink")
+            edges = edge_source(relation, batch, columns, diff)
+            noted = self._cast(edges, 1 if diff is None else None)
+            require_done(sink(self._fed(epoch, query_of(batch), [relation], noted, 8192), epoch), "sink")
 
         return run
 
-    def _note(self, relations: Mapping[str, Edges | DataFrame], times: int) -> None:
+    def _fed(
+        self,
+        epoch: int | None,
+        source: str | None,
+        relations: list[str],
+        noted: Iterable[_Noted],
+        batch_rows: int,
+    ) -> Changes:
+        if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 63):
+            raise ConfigError(f"epoch={epoch!r} must be an int of 0 to 2**63 - 1, such as Spark's batch id")
+        return Changes(self._handle.feed(epoch, source, relations, noted, batch_rows), self.schema)
+
+    def _noted(self, relations: Mapping[str, Edges | DataFrame], times: int) -> Iterator[_Noted]:
         _, opened = sources(
             {name: _local(name, edges) for name, edges in relations.items()},
             None,
             "text" if self._ids == "text" else "number",
         )
         for source in opened:
-            if source.ids is not None and (source.ids == "text") != (self._ids == "text"):
-                raise SchemaError(
-                    f"relation {source.name!r} has {'text' if source.ids == 'text' else 'numbers'} for nodes, which is"
-                    f" not what these deltas were made for; say ids= accordingly"
-                )
-            for batch in source.cast(self._ids):
-                self._handle.change(source.name, batch, times)
+            yield from self._cast(source, times)
+
+    def _cast(self, source: Source, times: int | None) -> Iterator[_Noted]:
+        if source.ids is not None and (source.ids == "text") != (self._ids == "text"):
+            raise SchemaError(
+                f"relation {source.name!r} has {'text' if source.ids == 'text' else 'numbers'} for nodes, which is"
+                f" not what these deltas were made for; say ids= accordingly"
+            )
+        for batch in source.cast(self._ids):
+            yield source.name, batch, times
 
 
 def _local(name: str, edges: Edges | DataFrame) -> Edges:

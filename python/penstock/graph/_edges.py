@@ -9,16 +9,17 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._resume import guarded
 from penstock.errors import ConfigError, SchemaError
+from penstock.graph._options import node_ids
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,6 +43,7 @@ class ArrowArray(Protocol):
 #: What relations may be given as in this process: paths of edge lists, Arrow data, record batches.
 Edges: TypeAlias = str | Path | ArrowStream | ArrowArray | Sequence[str] | Sequence[Path] | Iterable[ArrowArray]
 Ids: TypeAlias = Literal["signed", "unsigned", "text"]
+T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
 _TYPES = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
@@ -85,8 +87,7 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
 def _read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"]) -> Iterator[pa.RecordBatch]:
     from penstock import _native
 
-    if ids not in ("number", "text"):
-        raise ConfigError(f'ids={ids!r} must be "number" or "text"')
+    node_ids(ids)
     name = os.fspath(path)
     reader = _native.GraphText(name, "text" if ids == "text" else "unsigned")
     opened: Any = gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")  # noqa: SIM115
@@ -116,7 +117,7 @@ class Source:
     ids : {"signed", "unsigned", "text"}, optional
         What its own columns ask for; None where there is nothing that tells.
     batches : iterable of pyarrow.RecordBatch
-        Read once; two columns each.
+        Read once; two columns each, and perhaps more, which are no nodes.
     """
 
     name: str
@@ -124,7 +125,7 @@ class Source:
     batches: Iterable[pa.RecordBatch]
 
     def cast(self, ids: Ids) -> Iterator[pa.RecordBatch]:
-        """Give the batches with nodes of that kind.
+        """Give the batches with nodes of that kind in the first two columns, and the others as they are.
 
         Raises
         ------
@@ -137,12 +138,13 @@ class Source:
                 f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
             )
         for batch in self.batches:
-            if self.ids is not None and (node_kind(self.name, batch.schema) == "text") != (self.ids == "text"):
+            fields = [batch.schema.field(at) for at in (0, 1)]
+            if self.ids is not None and (node_kind(self.name, fields) == "text") != (self.ids == "text"):
                 raise SchemaError(f"relation {self.name!r} has text for nodes in some batches and numbers in others")
-            columns = []
-            for column in batch.columns:
+            columns = batch.columns
+            for at in (0, 1):
                 try:
-                    columns.append(pc.cast(column, _TYPES[ids]))
+                    columns[at] = pc.cast(columns[at], _TYPES[ids])
                 except pa.ArrowInvalid as error:
                     raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
             yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
@@ -158,7 +160,7 @@ def sources(
     relations : mapping of str to edges
         Each a path, a list of paths, Arrow data, or an iterable of record batches.
     columns : pair of str, optional
-        Names of the columns that hold the ends of edges; default the first two.
+        Names of the columns that hold the ends of edges; default the first two. Files have no names.
     ids : {"number", "text"}
         What nodes in files are.
 
@@ -175,6 +177,7 @@ def sources(
         When something is no edges, or has no such columns.
     """
     check_columns(columns)
+    node_ids(ids)
     opened = [_open(name, edges, columns, ids) for name, edges in relations.items()]
     kinds = {source.ids for source in opened if source.ids is not None}
     chosen: Ids = "text" if kinds == {"text"} else "unsigned" if "unsigned" in kinds else "signed"
@@ -186,13 +189,18 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
         raise ConfigError(f"relation {name!r}: a name is letters, digits and underscores, as a pattern writes it")
     paths = _paths(edges)
     if paths is not None:
+        if columns is not None:
+            raise ConfigError(
+                f"columns={columns!r}, but relation {name!r} is read from files, whose columns have no names: edges are"
+                " the first two; leave columns= out"
+            )
         kind: Ids = "text" if ids == "text" else "unsigned"
         return Source(name, kind, (batch for path in paths for batch in read_edges(path, ids)))
     if hasattr(edges, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(edges)
+        reader = _rows(name, edges, pa.RecordBatchReader.from_stream)
         return Source(name, _told(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
     if hasattr(edges, "__arrow_c_array__"):
-        edges = [pa.record_batch(edges)]
+        edges = [_rows(name, edges, pa.record_batch)]
     if not isinstance(edges, Iterable) or isinstance(edges, (str, bytes, Mapping)):
         raise ConfigError(
             f"relation {name!r}: edges are Arrow data (a table, a frame), record batches, paths or a Spark DataFrame,"
@@ -204,8 +212,19 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
         return Source(name, None, ())
     if not hasattr(first, "__arrow_c_array__"):
         raise ConfigError(f"relation {name!r}: expected record batches, got {type(first).__name__}")
-    first = pa.record_batch(first)
-    return Source(name, _told(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns))
+    first = _rows(name, first, pa.record_batch)
+    batches = _picked(name, _chain(name, first, iterator), columns)
+    return Source(name, _told(name, _two(name, first.schema, columns)), batches)
+
+
+def _rows(name: str, data: Any, read: Callable[[Any], T]) -> T:
+    """Read Arrow data, which may be one array, where edges need rows of two columns."""
+    try:
+        return read(data)
+    except (pa.ArrowInvalid, TypeError) as error:
+        raise SchemaError(
+            f"relation {name!r}: {type(data).__name__} has no rows of two columns, where edges begin and end: {error}"
+        ) from error
 
 
 def _told(name: str, fields: Sequence[pa.Field]) -> Ids | None:
@@ -221,10 +240,10 @@ def _paths(edges: Edges) -> list[str] | None:
     return None
 
 
-def _chain(first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+def _chain(name: str, first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatch]:
     yield first
     for batch in rest:
-        yield pa.record_batch(batch)
+        yield _rows(name, batch, pa.record_batch)
 
 
 def is_spark(edges: object) -> TypeIs[DataFrame]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, Ids, sources
 from penstock.graph._matches import Counted, Matches
-from penstock.graph._options import Options, Progress
+from penstock.graph._options import Options, Progress, pattern_text, variables, whole
 
 __all__ = ["Index", "Shape", "Unit"]
 
@@ -33,7 +33,7 @@ class Index:
     relations : mapping of str to edges
         Each relation's edges: a path or paths of edge lists, Arrow data (a table, a frame), or record batches.
     columns : pair of str, optional
-        Names of the columns where edges begin and end; default the first two.
+        Names of the columns where edges begin and end; default the first two. Not for files, which have no names.
     ids : {"number", "text"}, default "number"
         What nodes in files are; Arrow data says it by its types.
     self_loops : {"keep", "drop", "refuse"}, default "keep"
@@ -42,7 +42,8 @@ class Index:
         What happens to edges that come more than once.
     shape : {"both", "forward", "degree", "degeneracy"}, default "both"
         Both directions serve any pattern; ``"forward"`` is enough for directed cliques, and half the size. The others
-        take the edges of all relations as one undirected graph, oriented that way: each clique matches once.
+        take the edges of all relations as one undirected graph, oriented that way: each clique matches once. They
+        answer cliques only, with all variables in the head; any other pattern is a `PatternError`.
 
     Raises
     ------
@@ -167,6 +168,8 @@ class Index:
         ------
         StorageError
             When it cannot be written.
+        SchemaError
+            For more than 4,096 relations. After this and after an interrupt nothing comes to `path`.
         """
         self._handle.save(Path(path))
 
@@ -192,19 +195,31 @@ class Index:
         return dict(self._handle.relations)
 
     def order(self, pattern: str, order: Sequence[str] | None = None) -> list[str]:
-        """Tell in which order a search binds the variables of a pattern: the cheapest by statistics, unless given."""
-        return list(self._handle.order(str(pattern), None if order is None else list(order)))
+        """Tell in which order a search binds the variables of a pattern: the cheapest by statistics, unless given.
+
+        Raises
+        ------
+        PatternError, ConfigError
+            For a pattern or an order that cannot be used.
+        """
+        return list(self._handle.order(pattern_text(pattern), variables(order)))
 
     def schema(self, pattern: str) -> pa.Schema:
         """Tell the columns of the matches."""
         from penstock import _native
 
-        _, columns = _native.graph_pattern(pattern)
+        _, columns = _native.graph_pattern(pattern_text(pattern))
         return pa.schema([pa.field(name, _ARROW[self.ids], nullable=False) for name in columns])
 
     def units(self, pattern: str, parts: int, order: Sequence[str] | None = None) -> list[Unit]:
-        """Cut the work of a pattern into about `parts` pieces of like size; heavy vertices are cut, too."""
-        return list(self._handle.units(pattern, parts, None if order is None else list(order)))
+        """Cut the work of a pattern into about `parts` pieces of like size; heavy vertices are cut, too.
+
+        Raises
+        ------
+        PatternError, ConfigError
+            For a pattern or an order that cannot be used, and for `parts` below 1.
+        """
+        return list(self._handle.units(pattern_text(pattern), whole("parts", parts), variables(order)))
 
     def match(
         self,
@@ -276,14 +291,13 @@ class Index:
     ) -> Any:
         from penstock import _native
 
-        if isinstance(order, str):
-            raise ConfigError(f"order={order!r} must be a list of variables")
+        text, bound = pattern_text(pattern), variables(order)
         how = options or Options()
         return _native.GraphSearch(
             self._handle,
-            pattern,
+            text,
             count=count,
-            order=None if order is None else list(order),
+            order=bound,
             workers=how.threads,
             batches=how.batches,
             batch_size=how.batch_size,

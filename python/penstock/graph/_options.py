@@ -1,15 +1,15 @@
-"""Options that every search has, checked once."""
+"""Options that every search has, checked once; and what patterns, orders and kinds of nodes are given as."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock import _cpus
 from penstock._options import yes_or_no
 from penstock.errors import ConfigError
 
-__all__ = ["MOST", "Options", "Progress", "whole"]
+__all__ = ["MOST", "Options", "Progress", "node_ids", "pattern_text", "variables", "whole"]
 
 #: Gets how many values of the first attribute are behind, and how many there are.
 Progress = Callable[[int, int], None]
@@ -36,6 +36,48 @@ def whole(name: str, value: object, most: int = MOST) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r} must be an int of 1 to {most}")
     return value
+
+
+def pattern_text(pattern: object) -> str:
+    """Return a pattern that is text, or refuse it.
+
+    Raises
+    ------
+    ConfigError
+        For what is no text.
+    """
+    if not isinstance(pattern, str):
+        raise ConfigError(
+            f"a pattern is text, not {type(pattern).__name__}; penstock.graph.pattern writes it from parts"
+        )
+    return pattern
+
+
+def variables(order: object) -> list[str] | None:
+    """Return an order of variables as a list; None stays None.
+
+    Raises
+    ------
+    ConfigError
+        For a text, and for what is no list of names.
+    """
+    if order is None:
+        return None
+    if isinstance(order, str) or not isinstance(order, Sequence) or not all(isinstance(name, str) for name in order):
+        raise ConfigError(f"order={order!r} must be a list of variables")
+    return list(order)
+
+
+def node_ids(ids: object) -> None:
+    """Refuse what is no kind of nodes in files.
+
+    Raises
+    ------
+    ConfigError
+        For anything but the two.
+    """
+    if ids not in ("number", "text"):
+        raise ConfigError(f'ids={ids!r} must be "number" or "text"')
 
 
 @dataclass(frozen=True)

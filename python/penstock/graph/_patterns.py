@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from penstock._options import yes_or_no
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PatternError
 from penstock.graph._edges import Edges, is_spark
 from penstock.graph._index import Index
 from penstock.graph._matches import Matches
-from penstock.graph._options import Options, Progress
+from penstock.graph._options import Options, Progress, node_ids, pattern_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,7 +69,7 @@ def pattern(head: Sequence[str], *atoms: tuple[str, str, str], name: str = "matc
     Raises
     ------
     PatternError
-        When it is none: a variable that nothing binds, parts that nothing joins.
+        When it is none: a variable that nothing binds, parts that nothing joins, an atom without its three texts.
 
     Examples
     --------
@@ -78,6 +78,11 @@ def pattern(head: Sequence[str], *atoms: tuple[str, str, str], name: str = "matc
     """
     from penstock import _native
 
+    if isinstance(head, str) or not isinstance(head, Sequence) or not all(isinstance(name, str) for name in head):
+        raise PatternError(f"the head is a list of variables, not {head!r}")
+    for part in atoms:
+        if not isinstance(part, (tuple, list)) or len(part) != 3:
+            raise PatternError(f"atom {part!r} must be three texts: relation, from, to; penstock.graph.atom makes it")
     body = ", ".join(f"{relation}({begin}, {end})" for relation, begin, end in atoms)
     text = f"{name}({', '.join(head)}) :- {body}"
     _native.graph_pattern(text)
@@ -140,9 +145,9 @@ def cliques(
         Return how many there are. All nodes but the last are enumerated; the last are counted by the length of the
         intersection that holds them.
     columns : pair of str, optional
-        Names of the columns where edges begin and end; default the first two.
+        Names of the columns where edges begin and end; default the first two. Not for files, which have no names.
     ids : {"number", "text"}, default "number"
-        What nodes in files are.
+        What nodes in files are. The columns of a table or DataFrame say it by their types.
     orientation : {"degree", "degeneracy"}, default "degree"
         How an undirected graph is cut to each edge once.
     workers : int, optional
@@ -185,12 +190,14 @@ def cliques(
         raise ConfigError(f'orientation={orientation!r} must be "degree" or "degeneracy"')
     yes_or_no(directed, "directed")
     yes_or_no(count, "count")
+    node_ids(ids)
     text, order = clique(size)
     options = Options(workers, batches, batch_size, batch_rows, in_order)
     shape: Literal["forward", "degree", "degeneracy"] = "forward" if directed else orientation
     if is_spark(edges):
         from penstock.spark import graph
 
+        _check_typed(ids)
         return graph.match(text, {RELATION: edges}, shape, order, columns, "drop", options, count, progress)
     index = Index({RELATION: edges}, columns=columns, ids=ids, self_loops="drop", shape=shape)
     if count:
@@ -273,12 +280,9 @@ def match(
     """
     from penstock import _native
 
-    if not isinstance(pattern, str):
-        raise ConfigError(
-            f"a pattern is text, not {type(pattern).__name__}; penstock.graph.pattern writes it from parts"
-        )
     yes_or_no(count, "count")
-    _native.graph_pattern(pattern)
+    node_ids(ids)
+    _native.graph_pattern(pattern_text(pattern))
     if not isinstance(relations, Mapping):
         raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")
     options = Options(workers, batches, batch_size, batch_rows, in_order)
@@ -290,9 +294,16 @@ def match(
             raise ConfigError(
                 f"relations {', '.join(frames)} are DataFrames and the others are not; give all as one kind"
             )
+        _check_typed(ids)
         return graph.match(pattern, frames, "both", order, columns, self_loops, options, count, progress)
     local = {name: edges for name, edges in relations.items() if not is_spark(edges)}
     index = Index(local, columns=columns, ids=ids, self_loops=self_loops)
     if count:
         return index.count(pattern, order=order, options=options, progress=progress).count
     return index.match(pattern, order=order, options=options, progress=progress)
+
+
+def _check_typed(ids: str) -> None:
+    """Refuse to be told what nodes of DataFrames are."""
+    if ids != "number":
+        raise ConfigError(f"ids={ids!r} says what nodes in files are, and DataFrames have types; leave it out")

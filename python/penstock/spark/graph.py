@@ -18,14 +18,16 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, SchemaError
-from penstock.graph._edges import Edges, check_columns, edge_columns, node_kind
+from penstock.graph._edges import Edges, Source, check_columns, edge_columns, node_kind
 from penstock.graph._index import Index, Shape, Unit
 from penstock.graph._matches import Counted
 from penstock.graph._options import Options, Progress
@@ -39,7 +41,7 @@ from penstock.spark._tasks.memory import Hints, local_folders
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Job", "edge_batches", "match", "written"]
+__all__ = ["Job", "edge_batches", "edge_source", "match", "query_of", "written"]
 
 #: Units of work per slot of the cluster: enough to even out what the estimate got wrong, and not one for so few edges
 #: that a task costs more than searching them.
@@ -189,48 +191,80 @@ class Job:
         return self._session.range(0, len(self.units), 1, max(1, len(self.units)))
 
 
-def edge_batches(
-    name: str, frame: DataFrame, columns: Sequence[str] | None, diff: str | None = None, *, goes: bool = False
-) -> Iterator[pa.RecordBatch]:
-    """Give the edges of a DataFrame batch by batch, an empty one first, which tells their types.
+def edge_source(name: str, frame: DataFrame, columns: Sequence[str] | None = None, diff: str | None = None) -> Source:
+    """Open a DataFrame as the edges of a relation; Spark computes it once, when they are read.
 
-    With `diff` only those that come by this column, or that go.
+    Parameters
+    ----------
+    name : str
+        Of the relation.
+    frame : pyspark.sql.DataFrame
+        Of a classic session.
+    columns : pair of str, optional
+        Where edges begin and end; default the first two other than `diff`.
+    diff : str, optional
+        A column of whole numbers, which becomes the third of the batches, as int64. Rows with 0 are left out.
 
     Raises
     ------
     UnsupportedSession, ConfigError
         For a Spark Connect session, or a streaming DataFrame; at the call.
     SchemaError
-        When it has no such columns, or they cannot be nodes; at the call.
+        When it has no such columns, or they cannot be nodes; at the call. For a `diff` that is no whole number: when
+        the edges are read.
     """
+    schema, batches = _opened(name, frame, columns, diff)
+    return Source(name, node_kind(name, schema), batches)
+
+
+def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """Give the edges of a DataFrame batch by batch, an empty one first, which tells their types.
+
+    Errors are those of `edge_source`.
+    """
+    schema, batches = _opened(name, frame, columns, None)
+    node_kind(name, schema)
+    first = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in schema.types], schema=schema)
+    return chain([first], batches)
+
+
+def _opened(
+    name: str, frame: DataFrame, columns: Sequence[str] | None, diff: str | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     require_classic(frame, "penstock.graph")
     if frame.isStreaming:
         raise ConfigError(
             f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas by foreach_batch"
         )
+    check_columns(columns)
+    last = None if diff is None else _diff_place(name, frame, diff)
+    rest = [at for at in range(len(frame.columns)) if at != last]
+    begin, end = edge_columns(name, [frame.columns[at] for at in rest], columns)
+    places = [rest[begin], rest[end]]
+    names = [frame.columns[at] for at in places]
     # By place: names may be there twice, or with dots and blanks.
     numbered = frame.toDF(*(f"c{at}" for at in range(len(frame.columns))))
-    check_columns(columns)
-    if diff is None:
-        places = edge_columns(name, frame.columns, columns)
-    else:
-        at = _diff_place(name, frame, diff)
-        rest = [place for place in range(len(frame.columns)) if place != at]
-        chosen = edge_columns(name, [frame.columns[place] for place in rest], columns)
-        places = rest[chosen[0]], rest[chosen[1]]
-        numbered = _of_sign(name, numbered, f"c{at}", diff, goes)
-    pair = numbered.select(*(f"c{at}" for at in places))
-    types = to_arrow(pair.schema, f"relation {name!r}").types
-    names = [frame.columns[at] for at in places]
-    first = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in types], names=names)
-    node_kind(name, first.schema)
+    chosen = numbered.select(*(f"c{at}" for at in places))
+    types = to_arrow(chosen.schema, f"relation {name!r}").types
+    schema = pa.schema([pa.field(*field) for field in zip(names, types, strict=True)])
+    if diff is None or last is None:
+        read = pieces(chosen, f"penstock: the edges of {name}")
+        return schema, (pa.RecordBatch.from_arrays(batch.columns, names=names) for batch in read)
+    signed = numbered.select(*(f"c{at}" for at in (*places, last)))
+    signed = signed.where(signed[f"c{last}"].isNull() | (signed[f"c{last}"] != 0))
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield first
-        for batch in pieces(pair, f"penstock: the edges of {name}"):
-            yield pa.RecordBatch.from_arrays(batch.columns, names=names)
+    def whole() -> Iterator[pa.RecordBatch]:
+        for batch in pieces(signed, f"penstock: the edges of {name}"):
+            times = _whole(name, diff, batch.column(2))
+            yield pa.RecordBatch.from_arrays([*batch.columns[:2], times], names=[*names, diff])
 
-    return batches()
+    return schema, whole()
+
+
+def query_of(batch: DataFrame) -> str | None:
+    """The query that calls this thread with a batch, by the id that survives its restarts; None: no query does."""
+    query: str | None = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    return query and f"query {query}"
 
 
 def _diff_place(name: str, frame: DataFrame, diff: str) -> int:
@@ -248,13 +282,15 @@ def _diff_place(name: str, frame: DataFrame, diff: str) -> int:
     return at
 
 
-def _of_sign(name: str, frame: DataFrame, column: str, diff: str, goes: bool) -> DataFrame:
-    """The rows with numbers of one sign; a null is told of by the tasks that read it."""
-    from pyspark.sql import functions
-
-    null = f"relation {name!r}: column {diff!r} is null in some row, so it does not say whether that edge comes or goes"
-    sign = functions.coalesce(functions.col(column), functions.raise_error(functions.lit(null)))
-    return frame.where(sign < 0 if goes else sign > 0)
+def _whole(name: str, diff: str, column: pa.Array) -> pa.Array:
+    """The numbers of a column as int64: a null, a NaN and a fraction do not say whether an edge comes or goes."""
+    what = f"relation {name!r}: column {diff!r}"
+    if column.null_count:
+        raise SchemaError(f"{what} is null in some row, so it does not say whether that edge comes or goes")
+    try:
+        return pc.cast(column, pa.int64())
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{what} has a value that is no whole number of 64 bits: {error}") from error
 
 
 def match(

@@ -5,9 +5,11 @@
 //! numbered by (degree, number), or by degeneracy, no node has more later neighbours than about the square root of twice
 //! the edges, or than the degeneracy: hubs come last.
 
+use std::convert::Infallible;
+
 use crate::csr::View;
 use crate::error::GraphError;
-use crate::pattern::Pattern;
+use crate::pattern::{Pattern, PatternError};
 
 /// Which of two neighbours comes first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,22 +39,74 @@ pub fn pattern(relation: &str, size: usize) -> Result<Pattern, GraphError> {
     Ok(Pattern::new(&format!("cliques{size}"), &names, &atoms)?)
 }
 
+/// Refuses what an oriented index has no answer for: whatever is no clique, or does not give all its nodes. Of anything else
+/// the orientation, which says nothing about the graph, would choose the matches.
+///
+/// # Errors
+/// [`PatternError::NoClique`].
+pub(crate) fn check(pattern: &Pattern) -> Result<(), PatternError> {
+    let refuse = |place: usize, problem: String| Err(PatternError::NoClique { place, problem });
+    let (variables, count) = (&pattern.variables, pattern.variables.len());
+    let mut joined = vec![false; count * count];
+    for atom in &pattern.body {
+        let shown = format!("{}({}, {})", atom.relation, variables[atom.from], variables[atom.to]);
+        if atom.relation != pattern.body[0].relation {
+            return refuse(atom.place, format!("{shown} is not of the relation of the first atom"));
+        }
+        if atom.from == atom.to {
+            return refuse(atom.place, format!("{shown} asks for a self-loop"));
+        }
+        if joined[atom.to * count + atom.from] {
+            return refuse(atom.place, format!("{shown} joins what another atom joins the other way round"));
+        }
+        joined[atom.from * count + atom.to] = true;
+    }
+    let mut pairs = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
+    if let Some((one, other)) = pairs.find(|&(one, other)| !joined[one * count + other] && !joined[other * count + one])
+    {
+        return refuse(0, format!("nothing joins {:?} and {:?}", variables[one], variables[other]));
+    }
+    // With every two joined once there is an order exactly when no two lead to equally many.
+    let mut later = joined.chunks(count).map(|to| to.iter().filter(|to| **to).count()).collect::<Vec<_>>();
+    later.sort_unstable();
+    if later.windows(2).any(|pair| pair[0] == pair[1]) {
+        return refuse(0, "its atoms lead in a circle".into());
+    }
+    match (0..count).find(|variable| !pattern.head.contains(variable)) {
+        Some(left_out) => refuse(0, format!("the head leaves out {:?}", variables[left_out])),
+        None => Ok(()),
+    }
+}
+
 /// The nodes of a symmetric graph in the order of the orientation.
 #[must_use]
 pub fn ranked(graph: View<'_>, orientation: Orientation) -> Vec<u32> {
+    let Ok(order) = ranked_while(graph, orientation, &|| Ok::<_, Infallible>(()));
+    order
+}
+
+/// The same; `go_on` is asked now and then, and ends it by its error.
+pub(crate) fn ranked_while<E>(
+    graph: View<'_>,
+    orientation: Orientation,
+    go_on: &dyn Fn() -> Result<(), E>,
+) -> Result<Vec<u32>, E> {
     let nodes = graph.nodes() as u32;
     match orientation {
         Orientation::Degree => {
             let mut order = (0..nodes).collect::<Vec<_>>();
             order.sort_unstable_by_key(|&node| (graph.degree(node), node));
-            order
+            Ok(order)
         }
-        Orientation::Degeneracy => degeneracy(graph),
+        Orientation::Degeneracy => degeneracy(graph, go_on),
     }
 }
 
+/// Nodes that are peeled off before `go_on` is asked again.
+const PEELED: usize = 1 << 16;
+
 /// Nodes in the order in which they are peeled off: always one of least remaining degree. Linear in nodes and edges.
-fn degeneracy(graph: View<'_>) -> Vec<u32> {
+fn degeneracy<E>(graph: View<'_>, go_on: &dyn Fn() -> Result<(), E>) -> Result<Vec<u32>, E> {
     let nodes = graph.nodes();
     let mut degree = (0..nodes as u32).map(|node| graph.degree(node)).collect::<Vec<_>>();
     let most = degree.iter().copied().max().unwrap_or(0);
@@ -69,6 +123,9 @@ fn degeneracy(graph: View<'_>) -> Vec<u32> {
         next[degree[node]] += 1;
     }
     for at in 0..nodes {
+        if at % PEELED == 0 {
+            go_on()?;
+        }
         let node = order[at];
         for &other in graph.list(node) {
             let (other, d) = (other as usize, degree[other as usize]);
@@ -84,7 +141,7 @@ fn degeneracy(graph: View<'_>) -> Vec<u32> {
             degree[other] = d - 1;
         }
     }
-    order
+    Ok(order)
 }
 
 #[cfg(test)]

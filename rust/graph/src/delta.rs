@@ -11,7 +11,7 @@
 //! edges until the next one begins, so its matches are found as often as somebody asks, by a [`Cursor`] that stops wherever
 //! its caller has enough: memory holds the edges, the lists of nodes whose edges change, and one list per level. Cost of an
 //! epoch: those lists are made anew; then the search, which does not depend on the size of the graph otherwise.
-//! Nodes stay numbered for as long as the object lives.
+//! Nodes stay numbered for as long as the object lives: one that has no edge any more takes two empty lists per relation.
 //!
 //! Departures: deletions before insertions; what an epoch changed is held until the next, so a sink that failed gets
 //! its matches again.
@@ -37,12 +37,14 @@ impl Lists {
         list.map_or(&[], Vec::as_slice)
     }
 
-    /// Makes the lists after a change; its edges ascend.
+    /// Makes the lists after a change; its edges ascend, and each changes something.
     fn change(&mut self, change: usize, edges: &[(u32, u32)]) {
         for group in edges.chunk_by(|one, other| one.0 == other.0) {
             let node = group[0].0;
             let before = self.get(node, change);
-            let mut after = Vec::with_capacity(before.len() + group.len() * change);
+            // Exactly: edges that go are there, and those that come are not. Lists that were long do not stay large.
+            let length = if change == GOES { before.len() - group.len() } else { before.len() + group.len() };
+            let mut after = Vec::with_capacity(length);
             if change == GOES {
                 let mut goes = group.iter().peekable();
                 for &other in before {
@@ -73,10 +75,13 @@ impl Lists {
                 }
                 self.lists[node as usize] = list;
             }
-            changed.shrink_to(1024);
+            changed.shrink_to(KEPT);
         }
     }
 }
+
+/// What tables keep room for between epochs; one large epoch does not stay in memory.
+const KEPT: usize = 1024;
 
 /// The first change of an epoch, and the second.
 const GOES: usize = 0;
@@ -172,6 +177,7 @@ impl Deltas {
     /// Forgets what was noted of the epoch to come.
     pub fn discard(&mut self) {
         self.pending.clear();
+        self.pending.shrink_to(KEPT);
     }
 
     /// Begins the epoch of what was noted; the one before is over, and cursors of it are of no use.
@@ -189,6 +195,7 @@ impl Deltas {
                 _ => {}
             }
         }
+        self.pending.shrink_to(KEPT);
         for (relation, mut edges) in self.relations.iter_mut().zip(edges) {
             for change in [GOES, COMES] {
                 edges[change].sort_unstable();
@@ -317,5 +324,41 @@ fn plan(pattern: &Pattern, start: usize) -> Plan {
         let on_itself = |&atom: &usize| pattern.body[atom].from == variable && pattern.body[atom].to == variable;
         steps.push(Step { variable, voters, loops: atoms().filter(on_itself).collect() });
         bound.push(variable);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Room that is taken for neighbours, and for what is noted.
+    fn room(deltas: &Deltas) -> usize {
+        let both = deltas.relations.iter().flat_map(|relation| [&relation.forward, &relation.reverse]);
+        let lists = both.flat_map(|lists| lists.lists.iter().chain(lists.changed.iter().flat_map(HashMap::values)));
+        lists.map(Vec::capacity).sum::<usize>() + deltas.pending.capacity()
+    }
+
+    #[test]
+    fn memory_is_that_of_the_edges_that_are_there() {
+        let mut deltas = Deltas::new(&Pattern::parse("p(a,b) :- e(a,b)").expect("a pattern"));
+        let mut epoch = |edges: std::ops::Range<u32>, times: i64| {
+            edges.for_each(|at| deltas.change("e", at % 50, 50 + at, times).expect("e is there"));
+            deltas.begin();
+            room(&deltas)
+        };
+        let all = epoch(0..50_000, 1);
+        assert!(all >= 100_000);
+        epoch(100..50_000, -1);
+        assert!(epoch(0..0, 1) < 5_000, "lists and tables are as large as when there were 500 times as many edges");
+        // Stays so however many come and go.
+        for first in 1..5 {
+            epoch(50_000 * first..50_000 * (first + 1), 1);
+            epoch(50_000 * first..50_000 * (first + 1), -1);
+        }
+        assert!(epoch(0..0, 1) < 5_000);
+        // Nor does an epoch that is given up stay.
+        (0..50_000).for_each(|at| deltas.change("e", at, at, 1).expect("e is there"));
+        deltas.discard();
+        assert!(room(&deltas) < 5_000);
     }
 }

@@ -21,10 +21,10 @@ pub enum GraphError {
         /// What is wrong with it.
         problem: String,
     },
-    /// More nodes or edges than the index can number.
-    #[error("{count} {what}: an index holds at most {most}")]
+    /// More nodes or edges than the index can number, or more relations than its file can have.
+    #[error("{count} {what}: there may be at most {most}")]
     TooMany {
-        /// Nodes or edges.
+        /// What there is too much of.
         what: &'static str,
         /// How many there are.
         count: u64,

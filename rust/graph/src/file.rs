@@ -5,6 +5,7 @@
 //! each at a multiple of 8. Invariants: lengths are compared with the size of the file before anything is made of them;
 //! after [`open`] the lists of a file obey what `csr` promises, so damage is an error, never a panic or a wrong list.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::domain::Domain;
 use crate::error::GraphError;
 use crate::index::{Index, Relation};
 use crate::map::Map;
-pub use crate::write::save;
+pub use crate::write::{save, save_unless};
 
 pub(crate) const MAGIC: [u8; 8] = *b"PENSTKGR";
 pub(crate) const VERSION: u32 = 1;
@@ -25,7 +26,7 @@ pub(crate) const HEAD: usize = 24;
 /// Bytes that are looked at before their pages are given back: whoever opens a large file stays small.
 const RELEASE: usize = 8 << 20;
 /// Most relations of a file.
-const MOST_RELATIONS: usize = 4096;
+pub(crate) const MOST_RELATIONS: usize = 4096;
 
 pub(crate) const NUMBERS: u64 = 1;
 pub(crate) const ENDS: u64 = 2;
@@ -81,17 +82,15 @@ fn read(map: &Arc<Map>) -> Result<Index, &'static str> {
     if count > MOST_RELATIONS * 6 + 4 || HEAD + 8 + count * 32 > bytes.len() {
         return Err("it has more sections than fit");
     }
-    let mut sections = Vec::new();
+    let mut sections = HashMap::new();
     for section in 0..count {
         let field = |at: usize| number(HEAD + 8 + section * 32 + at * 8).ok_or("a section is cut off");
         let (first, length) = (field(2)?, field(3)?);
         let end = first.checked_add(length).filter(|end| *end <= bytes.len() as u64);
         let end = end.ok_or("a section is longer than the file")?;
-        sections.push((field(0)?, field(1)?, first as usize..end as usize));
+        sections.entry((field(0)?, field(1)?)).or_insert(first as usize..end as usize);
     }
-    let find = |kind: u64, relation: u64| {
-        sections.iter().find(|section| (section.0, section.1) == (kind, relation)).map(|section| section.2.clone())
-    };
+    let find = |kind: u64, relation: u64| sections.get(&(kind, relation)).cloned();
     let domain = match (find(NUMBERS, 0), find(SIGNED, 0)) {
         (Some(range), _) => Domain::Numbers(ascending(section(map, range)?)?),
         (None, Some(range)) => Domain::Signed(ascending(section(map, range)?)?),
@@ -123,6 +122,9 @@ fn read(map: &Arc<Map>) -> Result<Index, &'static str> {
             return Err("its self-loops are no nodes");
         }
         relations.push(Relation { name, forward, reverse, loops });
+    }
+    if find(NAME, MOST_RELATIONS as u64).is_some() {
+        return Err("it has more relations than fit");
     }
     map.release();
     Ok(Index { domain, labels, relations })

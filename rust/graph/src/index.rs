@@ -10,6 +10,7 @@ use crate::cliques::{self, Orientation};
 use crate::csr::{Csr, Section};
 use crate::domain::{Domain, Ranks, Texts, turned};
 use crate::error::GraphError;
+use crate::large::Shape;
 
 /// What happens to edges from a node to itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +100,8 @@ struct Raw {
 pub(crate) type Pairs = Vec<(u32, u32)>;
 /// A relation with its edges.
 type Ranked = (Raw, Pairs);
+/// Asked between the steps of a build; its error ends it.
+type GoOn<'a> = &'a dyn Fn() -> Result<(), GraphError>;
 
 /// Collects edges.
 pub struct Builder {
@@ -199,7 +202,7 @@ impl Builder {
 
     /// The domain, and the edges of each relation as dense nodes, after what relations refuse.
     pub(crate) fn checked(self) -> Result<(Domain, Vec<Pairs>), GraphError> {
-        let (domain, relations) = self.ranked()?;
+        let (domain, relations) = self.ranked(&|| Ok(()))?;
         let checked = relations.into_iter().map(|(raw, pairs)| check(&raw, &domain, &pairs).map(|()| pairs));
         let checked = checked.collect::<Result<Vec<_>, _>>()?;
         Ok((domain, checked))
@@ -210,7 +213,7 @@ impl Builder {
     /// # Errors
     /// When there are too many nodes, or a self-loop or repeated edge that a relation refuses.
     pub fn finish(self) -> Result<Index, GraphError> {
-        self.build(true)
+        self.build(true, &|| Ok(()))
     }
 
     /// Builds the direction from sources to targets only, which is enough for cliques of directed edges.
@@ -218,18 +221,30 @@ impl Builder {
     /// # Errors
     /// As [`Builder::finish`].
     pub fn finish_forward(self) -> Result<Index, GraphError> {
-        self.build(false)
+        self.build(false, &|| Ok(()))
     }
 
-    fn build(self, both: bool) -> Result<Index, GraphError> {
-        let (domain, relations) = self.ranked()?;
+    /// Builds what `shape` says; the error of `go_on`, which is asked between the steps, ends it.
+    pub(crate) fn finish_while(self, shape: Shape, go_on: GoOn<'_>) -> Result<Index, GraphError> {
+        match shape {
+            Shape::Both => self.build(true, go_on),
+            Shape::Forward => self.build(false, go_on),
+            Shape::Oriented(orientation) => self.oriented(orientation, go_on),
+        }
+    }
+
+    fn build(self, both: bool, go_on: GoOn<'_>) -> Result<Index, GraphError> {
+        let (domain, relations) = self.ranked(go_on)?;
         let nodes = domain.len();
         let built = relations.into_iter().map(|(raw, pairs)| {
             let drop = raw.loops == Loops::Drop;
             check(&raw, &domain, &pairs)?;
+            go_on()?;
             let forward = Csr::new(nodes, pairs.iter().copied().filter(|(from, to)| !drop || from != to));
             std::mem::drop(pairs);
+            go_on()?;
             let reverse = both.then(|| forward.reversed());
+            go_on()?;
             let view = forward.view();
             let loops = (0..nodes as u32).filter(|&node| view.list(node).binary_search(&node).is_ok());
             let loops = if drop { Vec::new().into() } else { loops.collect::<Vec<_>>().into() };
@@ -245,7 +260,11 @@ impl Builder {
     /// # Errors
     /// As [`Builder::finish`].
     pub fn finish_oriented(self, orientation: Orientation) -> Result<Index, GraphError> {
-        let (domain, relations) = self.ranked()?;
+        self.oriented(orientation, &|| Ok(()))
+    }
+
+    fn oriented(self, orientation: Orientation, go_on: GoOn<'_>) -> Result<Index, GraphError> {
+        let (domain, relations) = self.ranked(go_on)?;
         let nodes = domain.len();
         let name = relations.first().map_or_else(|| "e".to_owned(), |(raw, _)| raw.name.clone());
         for (raw, pairs) in &relations {
@@ -254,11 +273,13 @@ impl Builder {
         let pairs = relations.iter().flat_map(|(_, pairs)| pairs.iter().copied()).filter(|(from, to)| from != to);
         let both = Csr::new(nodes, pairs.flat_map(|(from, to)| [(from, to), (to, from)]));
         drop(relations);
-        let labels = cliques::ranked(both.view(), orientation);
+        go_on()?;
+        let labels = cliques::ranked_while(both.view(), orientation, go_on)?;
         let mut ranks = vec![0_u32; nodes];
         for (rank, &node) in labels.iter().enumerate() {
             ranks[node as usize] = rank as u32;
         }
+        go_on()?;
         let oriented = both.view().edges().map(|(from, to)| (ranks[from as usize], ranks[to as usize]));
         let forward = Csr::new(nodes, oriented.filter(|(from, to)| from < to));
         let relation = Relation { name, forward, reverse: None, loops: Vec::new().into() };
@@ -266,7 +287,7 @@ impl Builder {
     }
 
     /// The domain, and each relation's edges as dense nodes.
-    fn ranked(self) -> Result<(Domain, Vec<Ranked>), GraphError> {
+    fn ranked(self, go_on: GoOn<'_>) -> Result<(Domain, Vec<Ranked>), GraphError> {
         let mut relations = self.relations;
         let dense: Dense;
         let domain = match self.texts {
@@ -285,6 +306,7 @@ impl Builder {
         };
         let mut built = Vec::new();
         for mut raw in relations.drain(..) {
+            go_on()?;
             let (from, to) = (std::mem::take(&mut raw.from), std::mem::take(&mut raw.to));
             let pairs = from.into_iter().zip(to).map(|(from, to)| (dense.of(from), dense.of(to))).collect();
             built.push((raw, pairs));

@@ -27,7 +27,7 @@ use crate::index::{Builder, Loops, Pairs, Repeats};
 use crate::map::Map;
 use crate::scratch::{Scratch, Writer};
 use crate::sorter::{Merge, Sorter};
-use crate::write::{IndexFile, save};
+use crate::write::{IndexFile, fits, save_unless};
 
 /// What the file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +84,7 @@ impl LargeBuilder {
         stop: Arc<AtomicBool>,
     ) -> Result<Self, GraphError> {
         let folder = folder.to_owned();
-        let scratch = Scratch::new(&folder, stop).map_err(|source| GraphError::Io { path: folder.clone(), source })?;
+        let scratch = Scratch::new(&folder, stop).map_err(|source| io_error(&folder, source))?;
         Ok(Self { folder, scratch, memory, fresh, names: Vec::new(), piece: fresh(), pieces: Vec::new() })
     }
 
@@ -112,7 +112,7 @@ impl LargeBuilder {
     }
 
     fn io(&self, source: io::Error) -> GraphError {
-        GraphError::Io { path: self.folder.clone(), source }
+        io_error(&self.folder, source)
     }
 
     fn spill(&mut self) -> Result<(), GraphError> {
@@ -144,27 +144,26 @@ impl LargeBuilder {
         Ok(StoredPiece { nodes, count, edges, map: self.scratch.reserve(count * 4) })
     }
 
-    /// Writes the index to `path`. What was never too much for memory is built there.
+    /// Writes the index to `path`. What was never too much for memory is built there. Once `stop` is set nothing comes to
+    /// `path` any more.
     ///
     /// # Errors
     /// [`GraphError::TooMany`], a self-loop that is refused, [`GraphError::Io`].
     pub fn finish(mut self, shape: Shape, path: &Path) -> Result<(), GraphError> {
+        let relations = if let Shape::Oriented(_) = shape { 1 } else { self.names.len() };
+        fits(relations)?;
         if self.pieces.is_empty() {
-            let index = match shape {
-                Shape::Both => self.piece.finish(),
-                Shape::Forward => self.piece.finish_forward(),
-                Shape::Oriented(orientation) => self.piece.finish_oriented(orientation),
-            };
-            return save(&index?, path);
+            let go_on = || self.scratch.go_on().map_err(|error| io_error(&self.folder, error));
+            let index = self.piece.finish_while(shape, &go_on)?;
+            return save_unless(&index, path, self.scratch.stop());
         }
         self.spill()?;
-        let relations = if let Shape::Oriented(_) = shape { 1 } else { self.names.len() };
         let lists = if shape == Shape::Both { 6 } else { 4 };
         let texts = usize::from(matches!(self.pieces[0].nodes, Nodes::Texts { .. }));
         let labels = usize::from(matches!(shape, Shape::Oriented(_)));
         let sections = 1 + texts + labels + relations * lists;
         let outcome = (|| {
-            let mut file = IndexFile::create(path, sections)?;
+            let mut file = IndexFile::create(path, sections, self.scratch.stop())?;
             let Some(nodes) = self.domain(&mut file)? else { return Ok(None) };
             match shape {
                 Shape::Oriented(orientation) => self.oriented(&mut file, nodes, orientation)?,
@@ -336,7 +335,7 @@ impl LargeBuilder {
         let offsets = Section::<u64>::mapped(&map, bytes(offsets)).ok_or_else(lie)?;
         let targets = Section::<u32>::mapped(&map, bytes(targets)).ok_or_else(lie)?;
         let view = View { offsets: offsets.get(), targets: targets.get() };
-        let labels = cliques::ranked(view, orientation);
+        let labels = cliques::ranked_while(view, orientation, &|| self.scratch.go_on())?;
         file.begin(LABELS, 0)?;
         labels.chunks(8192).try_for_each(|piece| file.put(bytemuck::cast_slice(piece)))?;
         let mut ranks = vec![0_u32; labels.len()];
@@ -358,6 +357,10 @@ impl LargeBuilder {
         self.lists(file, nodes, 0, (OFFSETS, TARGETS), &mut forward.merge()?, &mut |_, _| Ok(()))?;
         file.begin(LOOPS, 0)
     }
+}
+
+fn io_error(folder: &Path, source: io::Error) -> GraphError {
+    GraphError::Io { path: folder.to_owned(), source }
 }
 
 /// Where lists end, written as their edges come.

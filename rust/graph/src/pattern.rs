@@ -101,6 +101,19 @@ pub enum PatternError {
         /// Its variables.
         to: String,
     },
+    /// The index is an undirected graph, each edge once, which answers nothing but cliques.
+    #[error(
+        "pattern{}: {problem}; an index with shape=\"degree\" or \"degeneracy\" is an undirected graph and answers cliques \
+         only: each variable joined to every later one, and all of them in the head; build it with shape=\"both\", which \
+         answers any pattern",
+        at(*place)
+    )]
+    NoClique {
+        /// Character, from 1; 0 where it is about the whole.
+        place: usize,
+        /// What keeps it from being a clique.
+        problem: String,
+    },
     /// More variables than a search has levels.
     #[error("pattern: {count} variables; there may be at most {most}")]
     TooManyVariables {
@@ -126,7 +139,8 @@ impl PatternError {
             | Self::UnknownRelation { place, .. }
             | Self::Unbound { place, .. }
             | Self::RepeatedHead { place, .. }
-            | Self::Disconnected { place, .. } => *place,
+            | Self::Disconnected { place, .. }
+            | Self::NoClique { place, .. } => *place,
             Self::TooManyVariables { .. } => 0,
         }
     }

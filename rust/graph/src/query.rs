@@ -3,12 +3,13 @@
 //! Invariants: at level 0 every atom with the first attribute votes by the nodes that it has edges for; at each later level
 //! exactly the atoms whose other attribute is bound vote (F-11), so every level has a voter; an atom from a variable to
 //! itself votes once, by its self-loops. Where the voters of an earlier level all vote again (as in cliques), the list that
-//! they agreed on stands for them: [`Level::base`].
+//! they agreed on stands for them: [`Level::base`]. An oriented index, whose matches are sets, is asked for cliques only.
 //!
 //! Departure: the list that stands for its voters, which counts use as bits.
 
 use std::sync::Arc;
 
+use crate::cliques;
 use crate::csr::View;
 use crate::error::GraphError;
 use crate::index::{Index, Relation};
@@ -60,7 +61,8 @@ impl Query {
     /// Checks the pattern against the relations of the index and fixes the order of its attributes.
     ///
     /// # Errors
-    /// [`PatternError::UnknownRelation`]; [`GraphError::Order`] for an order that cannot be used.
+    /// [`PatternError::UnknownRelation`]; [`PatternError::NoClique`] where the index is oriented; [`GraphError::Order`] for an
+    /// order that cannot be used.
     pub fn new(index: Arc<Index>, pattern: &Pattern, order: Option<&[&str]>) -> Result<Self, GraphError> {
         for atom in &pattern.body {
             if !index.relations.iter().any(|relation| relation.name == atom.relation) {
@@ -69,6 +71,9 @@ impl Query {
                 let (place, relation) = (atom.place, atom.relation.clone());
                 return Err(PatternError::UnknownRelation { place, relation, known }.into());
             }
+        }
+        if index.labels.is_some() {
+            cliques::check(pattern)?;
         }
         let order = order::choose(&index, pattern, order)?;
         let level_of = |variable: usize| order.iter().position(|&at| at == variable).expect("all are ordered");

@@ -5,14 +5,36 @@
 //! stop fails at the next read or write.
 
 use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::SystemTime;
 
 use bytemuck::Pod;
+
+/// An error once `stop` is set.
+pub(crate) fn go_on(stop: &AtomicBool) -> io::Result<()> {
+    if stop.load(Ordering::Relaxed) { Err(io::Error::other("stopped")) } else { Ok(()) }
+}
+
+/// A file that nobody else has: `name` is given random numbers until there is none of that name. Processes on several hosts,
+/// or in several containers, may have one number and share a folder.
+pub(crate) fn fresh(name: impl Fn(u64) -> PathBuf) -> io::Result<(File, PathBuf)> {
+    const TRIES: usize = 16;
+    for left in (0..TRIES).rev() {
+        // Keys of the standard hash are random for every process and differ from one to the next.
+        let path = name(RandomState::new().hash_one(SystemTime::now()));
+        match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && left > 0 => {}
+            opened => return Ok((opened?, path)),
+        }
+    }
+    unreachable!("the last try returns")
+}
 
 /// A nameless file.
 #[derive(Clone, Debug)]
@@ -24,10 +46,7 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     pub(crate) fn new(folder: &Path, stop: Arc<AtomicBool>) -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("penstock-{}-{number}.scratch", std::process::id()));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let (file, path) = fresh(|random| folder.join(format!("penstock-{random:016x}.scratch")))?;
         fs::remove_file(&path)?;
         Ok(Self { file: Arc::new(file), end: Arc::default(), stop })
     }
@@ -43,8 +62,13 @@ impl Scratch {
         begin..begin + bytes
     }
 
-    fn go_on(&self) -> io::Result<()> {
-        if self.stop.load(Ordering::Relaxed) { Err(io::Error::other("stopped")) } else { Ok(()) }
+    pub(crate) fn go_on(&self) -> io::Result<()> {
+        go_on(&self.stop)
+    }
+
+    /// What whoever writes for the same caller looks at.
+    pub(crate) fn stop(&self) -> &Arc<AtomicBool> {
+        &self.stop
     }
 
     /// Writes values to a range of their own.
@@ -156,5 +180,30 @@ mod tests {
         let range = scratch.put(&[1_u64, 2]).unwrap();
         stop.store(true, Ordering::Relaxed);
         assert!(scratch.put(&[1_u64]).is_err() && scratch.reader::<u64>(range, 8).next().is_err());
+    }
+
+    #[test]
+    fn a_file_of_somebody_else_is_never_taken() {
+        let folder = std::env::temp_dir().join(format!("penstock-fresh-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("0"), "another's").unwrap();
+        let tries = std::cell::RefCell::new(Vec::new());
+        let made = || {
+            fresh(|random| {
+                tries.borrow_mut().push(random);
+                folder.join(format!("{}", (tries.borrow().len() - 1) / 2)) // each name twice
+            })
+        };
+        assert_eq!(made().unwrap().1, folder.join("1"));
+        assert_eq!(made().unwrap().1, folder.join("2"), "not what was made before");
+        assert_eq!(fs::read(folder.join("0")).unwrap(), b"another's");
+        let error = fresh(|_| folder.clone()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        let mut random = tries.into_inner();
+        let count = random.len();
+        random.sort_unstable();
+        random.dedup();
+        assert_eq!(random.len(), count, "each try has a number of its own");
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,30 +1,49 @@
 //! Writing index files (their layout is in `file`): section after section, so that no more than a buffer is in memory.
 //!
-//! Invariant: a file has its name only when it is whole. Until then it has another one beside it, and is removed when
-//! writing ends early.
+//! Invariants: a file has its name only when it is whole. Until then it has another one beside it, which no other writer has,
+//! and is removed when writing ends early. Whoever is told to stop gives up at the next piece, and names no file any more.
+//! What no reader would take is not written: more relations than there may be in one.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use crate::domain::Domain;
 use crate::error::GraphError;
 use crate::file::{
-    BACK_OFFSETS, BACK_TARGETS, ENDS, HEAD, LABELS, LOOPS, MAGIC, NAME, NUMBERS, OFFSETS, SIGNED, TARGETS, TEXTS,
-    VERSION,
+    BACK_OFFSETS, BACK_TARGETS, ENDS, HEAD, LABELS, LOOPS, MAGIC, MOST_RELATIONS, NAME, NUMBERS, OFFSETS, SIGNED,
+    TARGETS, TEXTS, VERSION,
 };
 use crate::index::Index;
+use crate::scratch;
 
 /// Writes an index: under another name first, then moved to `path` in one step.
 ///
 /// # Errors
-/// [`GraphError::Io`]; nothing is at `path` then that was not there before.
+/// [`GraphError::Io`]; [`GraphError::TooMany`] relations for a file. Nothing is at `path` then that was not there before.
 pub fn save(index: &Index, path: &Path) -> Result<(), GraphError> {
-    write(index, path).map_err(|source| GraphError::Io { path: path.to_owned(), source })
+    save_unless(index, path, &Arc::default())
 }
 
-fn write(index: &Index, path: &Path) -> io::Result<()> {
+/// The same, which gives up with an error once `stop` is set: as [`save`] does when the disk is full, and before the file has
+/// its name.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_unless(index: &Index, path: &Path, stop: &Arc<AtomicBool>) -> Result<(), GraphError> {
+    fits(index.relations.len())?;
+    write(index, path, stop).map_err(|source| GraphError::Io { path: path.to_owned(), source })
+}
+
+/// Refuses more relations than a file is read of.
+pub(crate) fn fits(relations: usize) -> Result<(), GraphError> {
+    let (count, most) = (relations as u64, MOST_RELATIONS as u64);
+    if count > most { Err(GraphError::TooMany { what: "relations for one index file", count, most }) } else { Ok(()) }
+}
+
+fn write(index: &Index, path: &Path, stop: &Arc<AtomicBool>) -> io::Result<()> {
     let mut sections: Vec<(u64, u64, &[u8])> = Vec::new();
     match &index.domain {
         Domain::Signed(numbers) => sections.push((SIGNED, 0, bytemuck::cast_slice(numbers.get()))),
@@ -48,7 +67,7 @@ fn write(index: &Index, path: &Path) -> io::Result<()> {
         }
         sections.push((LOOPS, at, bytemuck::cast_slice(relation.loops.get())));
     }
-    let mut file = IndexFile::create(path, sections.len())?;
+    let mut file = IndexFile::create(path, sections.len(), stop)?;
     for (kind, relation, bytes) in sections {
         file.begin(kind, relation)?;
         file.put(bytes)?;
@@ -68,21 +87,22 @@ pub(crate) struct IndexFile {
     sections: Vec<[u64; 4]>,
     planned: usize,
     whole: bool,
+    stop: Arc<AtomicBool>,
 }
+
+/// Bytes that are written between two looks at `stop`.
+const PIECE: usize = 1 << 20;
 
 impl IndexFile {
     /// A file of so many sections.
-    pub(crate) fn create(path: &Path, planned: usize) -> io::Result<Self> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+    pub(crate) fn create(path: &Path, planned: usize, stop: &Arc<AtomicBool>) -> io::Result<Self> {
         if cfg!(target_endian = "big") {
             return Err(io::Error::other("index files are written on little-endian machines only"));
         }
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let part = path.with_extension(format!("part{}-{number}", std::process::id()));
+        let (file, part) = scratch::fresh(|random| path.with_extension(format!("part{random:016x}")))?;
         let at = HEAD as u64 + 8 + planned as u64 * 32;
-        let file = BufWriter::with_capacity(1 << 16, File::create(&part)?);
         let mut made = Self {
-            file,
+            file: BufWriter::with_capacity(1 << 16, file),
             path: path.to_owned(),
             part,
             crc: crc32fast::Hasher::new(),
@@ -90,6 +110,7 @@ impl IndexFile {
             sections: Vec::new(),
             planned,
             whole: false,
+            stop: stop.clone(),
         };
         made.file.write_all(&vec![0; at as usize])?;
         Ok(made)
@@ -110,9 +131,17 @@ impl IndexFile {
     }
 
     fn raw(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.crc.update(bytes);
-        self.at += bytes.len() as u64;
-        self.file.write_all(bytes)
+        for piece in bytes.chunks(PIECE) {
+            self.go_on()?;
+            self.crc.update(piece);
+            self.at += piece.len() as u64;
+            self.file.write_all(piece)?;
+        }
+        Ok(())
+    }
+
+    fn go_on(&self) -> io::Result<()> {
+        scratch::go_on(&self.stop)
     }
 
     /// Up to a multiple of 8.
@@ -139,7 +168,9 @@ impl IndexFile {
         self.file.write_all(&head)?;
         self.file.write_all(header)?;
         self.file.flush()?;
+        self.go_on()?;
         self.file.get_ref().sync_all()?;
+        self.go_on()?;
         fs::rename(&self.part, &self.path)?;
         self.whole = true;
         Ok(())

@@ -126,7 +126,7 @@ type Change = fn(&mut Bytes);
 #[test]
 fn every_check_of_the_structure_is_reached_behind_the_checksum() {
     assert!(Bytes::numbers().open().is_ok() && Bytes::texts().open().is_ok(), "sealing changes nothing");
-    let numbers: [(&str, Change); 19] = [
+    let numbers: [(&str, Change); 20] = [
         ("it has more sections than fit", |file| file.set(HEAD, 7_000)),
         ("it has more sections than fit", |file| file.set(HEAD, u64::MAX)),
         ("a section is longer than the file", |file| file.lengthen(TARGETS, 1 << 20)),
@@ -148,6 +148,11 @@ fn every_check_of_the_structure_is_reached_behind_the_checksum() {
         ("lists do not end where they should", |file| file.set(file.section(BACK_OFFSETS) + 8, 9)),
         ("a list is not in order", |file| file.set_half(file.section(TARGETS), 2)),
         ("a list is not in order", |file| file.set_half(file.section(BACK_TARGETS), 3)),
+        ("it has more relations than fit", |file| {
+            let at = file.description(BACK_TARGETS);
+            file.set(at, NAME);
+            file.set(at + 8, 4096);
+        }),
         ("a section does not lie as its type needs", |file| {
             let at = file.description(OFFSETS) + 16;
             file.set(at, file.word(at) + 1);

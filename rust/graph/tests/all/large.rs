@@ -113,3 +113,80 @@ fn what_cannot_be_finished_is_not_there() {
     let missing = LargeBuilder::new(Builder::numbers, &folder.join("none"), 100, Arc::default());
     assert!(matches!(missing.err(), Some(GraphError::Io { .. })));
 }
+
+/// A folder of a test's own.
+fn folder(name: &str) -> std::path::PathBuf {
+    let folder = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn who_is_told_to_stop_names_no_file() {
+    let folder = folder("told");
+    let path = folder.join("index");
+    let small = |edges: u64| {
+        let mut builder = Builder::numbers();
+        (0..edges).for_each(|node| builder.numbers_in("e", &[node], &[node + 1]).unwrap());
+        builder.finish().unwrap()
+    };
+    file::save(&small(1), &path).unwrap();
+    let stop = Arc::new(AtomicBool::new(true));
+    let error = file::save_unless(&small(2), &path, &stop).unwrap_err().to_string();
+    assert!(error.contains("stopped"), "{error}");
+    for shape in SHAPES {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut large = LargeBuilder::new(Builder::numbers, &folder, 1 << 20, stop.clone()).unwrap();
+        large.add(|piece| piece.numbers_in("e", &[1, 2], &[2, 3])).unwrap();
+        assert_eq!(large.spilled(), 0, "it is built in memory");
+        stop.store(true, Ordering::Relaxed);
+        let error = large.finish(shape, &path).unwrap_err().to_string();
+        assert!(error.contains("stopped"), "{error}");
+    }
+    assert_eq!(file::open(&path).unwrap().edges(), 1, "what was there is there");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn more_relations_than_a_file_has_are_refused() {
+    const MOST: usize = 4096;
+    let folder = folder("many");
+    let path = folder.join("index");
+    let says = |error: GraphError| {
+        assert!(matches!(error, GraphError::TooMany { count: 4098, most: 4096, .. }), "{error}");
+        assert!(error.to_string().contains("4098 relations for one index file: there may be at most 4096"), "{error}");
+    };
+    for shape in SHAPES {
+        let (most, over) = [MOST, MOST + 2]
+            .map(|count| {
+                let mut builder = Builder::numbers();
+                (0..count).for_each(|at| builder.relation(&format!("r{at}"), Loops::Keep, Repeats::Drop));
+                builder.numbers_in("r0", &[1], &[2]).unwrap();
+                finished(builder, shape)
+            })
+            .into();
+        file::save(&most, &path).unwrap();
+        assert_eq!(told(&file::open(&path).unwrap()), told(&most));
+        std::fs::remove_file(&path).unwrap();
+        let oriented = matches!(shape, Shape::Oriented(_));
+        // All edges of an undirected graph are one relation.
+        let saved = file::save(&over, &path);
+        if oriented {
+            saved.unwrap()
+        } else {
+            says(saved.unwrap_err())
+        }
+        for memory in [100, 1 << 24] {
+            let mut large = LargeBuilder::new(Builder::numbers, &folder, memory, Arc::default()).unwrap();
+            (0..MOST + 2).for_each(|at| large.relation(&format!("r{at}"), Loops::Keep));
+            large.add(|piece| piece.numbers_in("r0", &[1, 2], &[2, 3])).unwrap();
+            let built = large.finish(shape, &path);
+            if oriented { built.unwrap() } else { says(built.unwrap_err()) }
+        }
+        assert_eq!(path.exists(), oriented);
+        let _ = std::fs::remove_file(&path);
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -288,6 +288,42 @@ fn what_does_not_fit_the_relations_is_told() {
     assert!(query(path, Some(&["a", "x"])).contains("no variable \"x\""));
 }
 
+#[test]
+fn an_oriented_index_refuses_what_is_no_clique() {
+    for orientation in [Orientation::Degree, Orientation::Degeneracy] {
+        let mut builder = Builder::numbers();
+        builder.numbers_in("e", &[1, 2, 3, 1], &[2, 3, 1, 4]).unwrap();
+        let index = Arc::new(builder.finish_oriented(orientation).unwrap());
+        let query = |text: &str| Query::new(index.clone(), &Pattern::parse(text).unwrap(), None);
+        for (text, place, says) in [
+            ("p(a,b,c) :- e(a,b), e(b,c)", 0, "nothing joins \"a\" and \"c\""),
+            ("p(b,c) :- e(a,b), e(a,c)", 0, "nothing joins \"b\" and \"c\""),
+            ("p(a,b,c) :- e(a,b), e(b,c), e(c,a)", 0, "its atoms lead in a circle"),
+            ("p(a,b) :- e(a,b), e(b,a)", 19, "e(b, a) joins what another atom joins the other way round"),
+            ("p(a,b) :- e(a,b), e(b,b)", 19, "e(b, b) asks for a self-loop"),
+            ("p(a) :- e(a,a)", 9, "e(a, a) asks for a self-loop"),
+            ("p(a) :- e(a,b)", 0, "the head leaves out \"b\""),
+            ("p(c,a) :- e(a,b), e(a,c), e(b,c)", 0, "the head leaves out \"b\""),
+        ] {
+            let error = query(text).map(drop).expect_err(text);
+            let GraphError::Pattern(pattern) = &error else { panic!("{text}: {error}") };
+            assert_eq!(pattern.place(), place, "{text}");
+            let message = error.to_string();
+            assert!(message.contains(says) && message.contains("build it with shape=\"both\""), "{text}: {message}");
+        }
+        // However it is written, and in whatever order its columns are.
+        for (text, count) in [
+            ("p(a,b) :- e(a,b)", 4),
+            ("p(b,a,c) :- e(b,c), e(a,c), e(a,b), e(a,c)", 1),
+            ("p(x,y,z) :- e(z,y), e(z,x), e(y,x)", 1),
+        ] {
+            let query = query(text).unwrap();
+            assert!(query.is_clique(), "{text}");
+            assert_eq!(crew::count(&query, &Crew::default()).unwrap().count, count, "{text}");
+        }
+    }
+}
+
 /// Whatever would be cheaper with reverse lists.
 #[test]
 fn an_index_of_one_direction_answers_what_it_can() {

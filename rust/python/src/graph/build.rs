@@ -1,7 +1,7 @@
 //! Edges collected to an index: in memory, or by way of scratch files to an index file.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use arrow_array::cast::AsArray;
@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use crate::aside;
 use crate::enter::locked;
 use crate::errors::{self, Kind, Problem};
-use crate::graph::{GraphIndex, Ids, done, ends};
+use crate::graph::{GraphIndex, Ids, done, ends, published};
 
 /// An empty builder for nodes of that kind.
 fn fresh(ids: Ids) -> fn() -> Builder {
@@ -194,11 +194,7 @@ impl GraphFileBuilder {
         let shape = read(shape)?;
         let taken = locked(py, &self.builder, Option::take);
         let builder = taken.ok_or(Problem::Closed("GraphFileBuilder"))?;
-        let outcome = aside::once(py, "GraphFileBuilder", move || builder.finish(shape, &path));
-        if outcome.is_err() {
-            self.stop.store(true, Ordering::Relaxed); // Ctrl-C: nobody waits for it any more
-        }
-        done(outcome?)
+        published(py, "GraphFileBuilder", &self.stop, move || builder.finish(shape, &path))
     }
 
     fn __reduce__(&self) -> PyResult<()> {

@@ -1,11 +1,14 @@
 //! Changes of edges to changes of matches.
 //!
 //! The edges, and what the last epoch changed, are one state under one lock; whoever reads the changes takes it for a tick at
-//! a time. An epoch that was given a number can be read again until the next one begins, so whoever failed with its rows
-//! gets them once more.
+//! a time. An epoch can be read again until the next one begins, so whoever failed with its rows gets them once more.
+//!
+//! Invariants: one call feeds an epoch from its first edge to its begin, and another one waits meanwhile; however it ends,
+//! nothing of what it noted is left for the next. Numbers of epochs come from one source.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -17,7 +20,7 @@ use penstock_graph::delta::{Cursor, Deltas};
 use penstock_graph::domain::{signed, turned};
 use pyo3::prelude::*;
 
-use crate::arrow::{RecordBatch, Schema};
+use crate::arrow::{RecordBatch, Schema, import_batch};
 use crate::enter::{enter, locked};
 use crate::errors::{self, Kind};
 use crate::graph::{Ids, Trouble, ends};
@@ -58,12 +61,104 @@ impl Names {
 struct State {
     deltas: Deltas,
     names: Names,
+    /// The thread that feeds an epoch now.
+    feeds: Option<ThreadId>,
+    /// How many epochs have begun.
+    begun: u64,
     /// The number that the epoch held was given, if any.
     held: Option<u64>,
     /// The greatest number so far.
     last: Option<u64>,
+    /// Whose numbers they are.
+    source: Option<String>,
     /// The relations that the epoch held was fed for; None before the first.
     fed: Option<Vec<String>>,
+}
+
+impl State {
+    /// Whether an epoch of that number is the one that is held, so that it is only given again.
+    fn expect(&self, epoch: u64, source: Option<&str>, relations: &[String]) -> Result<bool, Refused> {
+        let again = self.held == Some(epoch);
+        if again && relations.is_empty() {
+            return Ok(true);
+        }
+        if self.last.is_some() && self.source.as_deref() != source {
+            return Err(Refused::lost(format!(
+                "epoch {epoch} comes from {}, but the epochs before came from {}: only one source of numbers can feed \
+                 deltas, and a query with a new checkpoint is another one; make deltas of their own for it",
+                called(source),
+                called(self.source.as_deref())
+            )));
+        }
+        if again {
+            let fed = self.fed.as_deref().unwrap_or_default();
+            if fed == relations {
+                return Ok(true);
+            }
+            return Err(Refused::lost(format!(
+                "epoch {epoch} has been fed for {}, and comes again for {}: epochs of one count feed deltas; feed all \
+                 relations in one call",
+                if fed.is_empty() { "nothing".to_owned() } else { fed.join(", ") },
+                relations.join(", ")
+            )));
+        }
+        Err(Refused::lost(match self.last {
+            Some(last) if epoch <= last => format!(
+                "epoch {epoch} has been: the last was {last}, and only the one fed last can be given again; make the \
+                 deltas anew and feed them from the start"
+            ),
+            Some(last) if epoch > last + 1 => format!(
+                "epoch {epoch} after {last}: the edges of the epochs between are missing; feed them first, or make the \
+                 deltas anew"
+            ),
+            None if epoch > 0 && self.fed.is_none() => format!(
+                "epoch {epoch} is the first that these deltas see: the edges of epochs 0 to {} are missing; feed what \
+                 was there before without a number, then go on",
+                epoch - 1
+            ),
+            _ => return Ok(false),
+        }))
+    }
+}
+
+/// Who gives numbers, for a message.
+fn called(source: Option<&str>) -> &str {
+    source.unwrap_or("a caller that names no source")
+}
+
+/// Why an epoch cannot be fed. It becomes an exception when the caller holds no lock.
+struct Refused(Kind, String);
+
+impl Refused {
+    fn lost(problem: String) -> Self {
+        Self(Kind::StateLost, problem)
+    }
+}
+
+impl From<Refused> for PyErr {
+    fn from(refused: Refused) -> PyErr {
+        errors::raise(refused.0, &refused.1)
+    }
+}
+
+/// This thread feeds an epoch. Whatever was noted and not begun is gone when it ends.
+struct Claim<'a, 'py>(Python<'py>, &'a Mutex<State>);
+
+impl Drop for Claim<'_, '_> {
+    fn drop(&mut self) {
+        locked(self.0, self.1, |state| {
+            state.deltas.discard();
+            state.feeds = None;
+        });
+    }
+}
+
+/// Edges that come or go: two columns of nodes, and how often each does.
+type Noted = (ArrayRef, ArrayRef, Times);
+
+enum Times {
+    All(i64),
+    Each(Int64Array),
 }
 
 /// Changes of edges to changes of the matches of a pattern.
@@ -89,76 +184,83 @@ impl GraphDeltas {
         }
         fields.push(Field::new("diff", DataType::Int8, false));
         let (deltas, names) = (Deltas::new(&pattern), Names::default());
-        let state = Arc::new(Mutex::new(State { deltas, names, held: None, last: None, fed: None }));
+        let state = Arc::new(Mutex::new(State {
+            deltas,
+            names,
+            feeds: None,
+            begun: 0,
+            held: None,
+            last: None,
+            source: None,
+            fed: None,
+        }));
         Ok(Self { ids, schema: Arc::new(ArrowSchema::new(fields)), state })
     }
 
-    /// Notes edges that come (`times` above 0) or go (below) in the epoch to come.
-    fn change(&self, py: Python<'_>, name: &str, edges: &Bound<'_, PyAny>, times: i64) -> PyResult<()> {
-        let (from, to) = ends(self.ids, name, edges)?;
-        let noted = locked(py, &self.state, |State { deltas, names, .. }| {
-            let mut nodes = |column: &ArrayRef, row: usize| match self.ids {
-                Ids::Signed => names.number(turned(column.as_primitive::<Int64Type>().value(row))),
-                Ids::Unsigned => names.number(column.as_primitive::<UInt64Type>().value(row)),
-                Ids::Text => names.text(column.as_string::<i64>().value(row)),
-            };
-            for row in 0..from.len() {
-                let (from, to) = (nodes(&from, row)?, nodes(&to, row)?);
-                deltas.change(name, from, to, times)?;
-            }
-            Ok::<_, Trouble>(())
-        });
-        Ok(noted?)
-    }
-
-    /// Forgets what was noted of the epoch to come.
-    fn discard(&self, py: Python<'_>) {
-        locked(py, &self.state, |state| state.deltas.discard());
-    }
-
-    /// Whether an epoch of that number is the one that is held, so that it is only given again.
+    /// Feeds an epoch and gives what it changed, and whether it is the one that is held, so that it is only given again.
     ///
-    /// Raises `StateLost` when it is neither that nor the next, or has edges of other relations.
-    fn expect(&self, py: Python<'_>, epoch: u64, relations: Vec<String>) -> PyResult<bool> {
-        let (held, last, fed) = locked(py, &self.state, |state| (state.held, state.last, state.fed.clone()));
-        if held == Some(epoch) {
-            let fed = fed.unwrap_or_default();
-            if relations.is_empty() || fed == relations {
-                return Ok(true);
+    /// `edges` gives names of relations, batches, and how often their edges come (above 0) or go (below); None: the
+    /// third column says it. It is not asked for an epoch that is held. What was noted is gone when anything fails.
+    ///
+    /// Raises `StateLost` when the number is neither that of the epoch held nor the next, comes from another source, or
+    /// again for other relations; `StateError` when `edges` feed the deltas themselves.
+    fn feed(
+        &self,
+        py: Python<'_>,
+        epoch: Option<u64>,
+        source: Option<String>,
+        relations: Vec<String>,
+        edges: &Bound<'_, PyAny>,
+        rows: usize,
+    ) -> PyResult<(GraphChanges, bool)> {
+        let me = thread::current().id();
+        let begins = |wait: Duration| {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            match state.feeds {
+                Some(other) if other == me => {
+                    let problem = "these deltas are being fed, and the edges that they get feed them again; feed one \
+                                   epoch after the other";
+                    return Err(Refused(Kind::State, problem.to_owned()));
+                }
+                Some(_) => {
+                    drop(state);
+                    thread::sleep(wait);
+                    return Ok(None);
+                }
+                None => {}
             }
-            let problem = format!(
-                "epoch {epoch} has been fed for {}, and comes again for {}: epochs of one count feed deltas; feed all \
-                 relations in one call",
-                if fed.is_empty() { "nothing".to_owned() } else { fed.join(", ") },
-                relations.join(", ")
-            );
-            return Err(errors::raise(Kind::StateLost, &problem));
-        }
-        let problem = match last {
-            Some(last) if epoch <= last => format!(
-                "epoch {epoch} has been: the last was {last}, and only the one fed last can be given again; make the \
-                 deltas anew and feed them from the start"
-            ),
-            Some(last) if epoch > last + 1 => format!(
-                "epoch {epoch} after {last}: the edges of the epochs between are missing; feed them first, or make the \
-                 deltas anew"
-            ),
-            None if epoch > 0 && fed.is_none() => format!(
-                "epoch {epoch} is the first that these deltas see: the edges of epochs 0 to {} are missing; feed what \
-                 was there before without a number, then go on",
-                epoch - 1
-            ),
-            _ => return Ok(false),
+            if let Some(epoch) = epoch
+                && state.expect(epoch, source.as_deref(), &relations)?
+            {
+                return Ok(Some(Some(state.deltas.cursor())));
+            }
+            state.feeds = Some(me);
+            Ok(Some(None))
         };
-        Err(errors::raise(Kind::StateLost, &problem))
+        if let Some(cursor) = enter(py, None, begins)?.flatten() {
+            return Ok((self.given(cursor, rows), true));
+        }
+        let _claim = Claim(py, &self.state);
+        for noted in edges.try_iter()? {
+            let (name, batch, times) = noted?.extract::<(String, Bound<'_, PyAny>, Option<i64>)>()?;
+            let noted = self.read(&name, &batch, times)?;
+            locked(py, &self.state, |state| self.note(state, &name, &noted))?;
+        }
+        let cursor = locked(py, &self.state, |state| {
+            state.deltas.begin();
+            (state.begun, state.held, state.fed) = (state.begun + 1, epoch, Some(relations));
+            if epoch.is_some() {
+                (state.last, state.source) = (epoch, source);
+            }
+            state.deltas.cursor()
+        });
+        Ok((self.given(cursor, rows), false))
     }
 
-    /// Begins the epoch of what was noted; what the one before changed is forgotten.
-    fn begin(&self, py: Python<'_>, epoch: Option<u64>, relations: Vec<String>) {
-        locked(py, &self.state, |state| {
-            state.deltas.begin();
-            (state.held, state.last, state.fed) = (epoch, epoch.or(state.last), Some(relations));
-        });
+    /// How many epochs have been fed.
+    #[getter]
+    fn begun(&self, py: Python<'_>) -> u64 {
+        locked(py, &self.state, |state| state.begun)
     }
 
     /// The number of the epoch that is held.
@@ -170,7 +272,22 @@ impl GraphDeltas {
     /// What the epoch changed, from the start.
     #[pyo3(signature = (rows=8192))]
     fn changes(&self, py: Python<'_>, rows: usize) -> GraphChanges {
-        let cursor = locked(py, &self.state, |state| state.deltas.cursor());
+        self.given(locked(py, &self.state, |state| state.deltas.cursor()), rows)
+    }
+
+    /// The columns of what has changed.
+    #[getter]
+    fn schema(&self) -> Schema {
+        Schema::new(self.schema.clone())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("GraphDeltas", "make one where the edges come"))
+    }
+}
+
+impl GraphDeltas {
+    fn given(&self, cursor: Cursor, rows: usize) -> GraphChanges {
         let found = Found {
             cursor: Some(cursor),
             columns: vec![Vec::new(); self.schema.fields().len() - 1],
@@ -185,14 +302,36 @@ impl GraphDeltas {
         }
     }
 
-    /// The columns of what has changed.
-    #[getter]
-    fn schema(&self) -> Schema {
-        Schema::new(self.schema.clone())
+    fn read(&self, name: &str, edges: &Bound<'_, PyAny>, times: Option<i64>) -> PyResult<Noted> {
+        let (from, to) = ends(self.ids, name, edges)?;
+        if let Some(times) = times {
+            return Ok((from, to, Times::All(times)));
+        }
+        let batch = import_batch(edges)?;
+        let third = batch.columns().get(2).and_then(|column| column.as_primitive_opt::<Int64Type>());
+        let Some(times) = third.filter(|times| times.null_count() == 0) else {
+            let message = format!("relation {name:?}: no third column of int64 without nulls says what edges do");
+            return Err(errors::raise(Kind::Schema, &message));
+        };
+        Ok((from, to, Times::Each(times.clone())))
     }
 
-    fn __reduce__(&self) -> PyResult<()> {
-        Err(errors::no_pickle("GraphDeltas", "make one where the edges come"))
+    fn note(&self, State { deltas, names, .. }: &mut State, name: &str, noted: &Noted) -> Result<(), Trouble> {
+        let (from, to, times) = noted;
+        let mut nodes = |column: &ArrayRef, row: usize| match self.ids {
+            Ids::Signed => names.number(turned(column.as_primitive::<Int64Type>().value(row))),
+            Ids::Unsigned => names.number(column.as_primitive::<UInt64Type>().value(row)),
+            Ids::Text => names.text(column.as_string::<i64>().value(row)),
+        };
+        for row in 0..from.len() {
+            let (from, to) = (nodes(from, row)?, nodes(to, row)?);
+            let times = match times {
+                Times::All(times) => *times,
+                Times::Each(times) => times.value(row),
+            };
+            deltas.change(name, from, to, times)?;
+        }
+        Ok(())
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use penstock_graph::{Index, Pattern, Query, file, units};
 use pyo3::prelude::*;
 
 use crate::aside;
 use crate::errors;
-use crate::graph::{Ids, done};
+use crate::graph::{Ids, done, published};
 
 /// Relations ready to be searched: memory of this process, or a file that all processes of the host share.
 #[pyclass(frozen, module = "penstock._native")]
@@ -35,8 +36,9 @@ impl GraphIndex {
 
     /// Writes the index to a file, which appears at once and whole.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        let index = self.index.clone();
-        done(aside::once(py, "GraphIndex", move || file::save(&index, &path))?)
+        let (index, stop) = (self.index.clone(), Arc::<AtomicBool>::default());
+        let seen = stop.clone();
+        published(py, "GraphIndex", &stop, move || file::save_unless(&index, &path, &seen))
     }
 
     /// What nodes are: signed, unsigned or text.

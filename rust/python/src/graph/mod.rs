@@ -1,15 +1,21 @@
 //! Graphs: edges read from text, indices, searches for patterns in them, and changes.
 //!
-//! Owns: what nodes are called on the way in ([`Ids`], [`ends`]). Numbers keep their Arrow type.
+//! Owns: what nodes are called on the way in ([`Ids`], [`ends`]), and how a call ends that writes a file ([`published`]).
+//! Numbers keep their Arrow type.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_array::{Array, ArrayRef};
 use arrow_schema::DataType;
+use crossbeam::channel::bounded;
 use penstock_graph::cliques;
 use penstock_graph::domain::Domain;
 use penstock_graph::{GraphError, Index, Pattern};
 use pyo3::prelude::*;
 
 use crate::arrow::import_batch;
+use crate::aside;
 use crate::errors::{self, Kind, Problem};
 
 mod build;
@@ -97,6 +103,26 @@ impl From<Trouble> for PyErr {
 /// A finished detached part of a call.
 pub(crate) fn done<T>(outcome: Result<T, GraphError>) -> PyResult<T> {
     outcome.map_err(|error| errors::from_graph(&error))
+}
+
+/// Does a job that names a file at its end aside. Ctrl-C sets `stop`, at which the job looks, and comes out when the job has
+/// ended: from then on nothing that it made appears anywhere, and nothing that it has begun is left.
+pub(crate) fn published<T: Send + 'static>(
+    py: Python<'_>,
+    class: &'static str,
+    stop: &AtomicBool,
+    job: impl FnOnce() -> Result<T, GraphError> + Send + 'static,
+) -> PyResult<T> {
+    let (under_way, ended) = bounded::<Infallible>(0);
+    let outcome = aside::once(py, class, move || {
+        let _under_way = under_way; // dropped behind what the job has
+        job()
+    });
+    if outcome.is_err() {
+        stop.store(true, Ordering::Relaxed);
+        let _closed = py.detach(|| ended.recv());
+    }
+    done(outcome?)
 }
 
 /// The first two columns of a batch, checked to be nodes of that kind without nulls.
