@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -227,3 +230,59 @@ def test_processes_serve_who_has_very_many_files_open() -> None:
         print(flow.collect(pa.table({"k": [1, 1]}), processes=1).to_pylist())
         """)
     assert out == "[0, 1, 2]\n[{'k': 1, 'n': 2}]\n"
+
+
+# Children that end while a process of theirs holds their socket
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "looked"])
+def test_a_watch_hangs_up_on_who_has_ended_and_what_came_before_is_read(
+    told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not told:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    code = """
+        import os, socket, sys, time
+        sock = socket.socket(fileno=int(sys.argv[1]))
+        forked = os.fork()
+        if not forked:
+            time.sleep(60)
+            os._exit(0)
+        open({path!r}, "w").write(str(forked))
+        sock.sendall(b"the last words")
+        os._exit(7)
+        """
+    path = tmp_path / "forked"
+    monkeypatch.setattr(_children, "_BOOT", textwrap.dedent(code).format(path=str(path)))
+    watch = _children.Watch("watch")
+    child = _children.Child("nobody", "nothing")
+    try:
+        watch.add(child)
+        child.socket.settimeout(30)
+        words = b""
+        while part := child.socket.recv(5):
+            words += part
+        assert words == b"the last words"
+        assert child.end() == 7
+    finally:
+        watch.remove(child)
+        watch.close()
+        watch.close()
+        child.end()
+        child.socket.close()
+        with contextlib.suppress(OSError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+    assert not watch._thread.is_alive() and not watch._children
+
+
+def sockets_that_are_handed_on(_: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
+
+
+def test_what_a_child_starts_does_not_have_its_socket() -> None:
+    assert list(pk.ordered_map(sockets_that_are_handed_on, [1], mode="processes", workers=1)) == [[]]

@@ -7,10 +7,16 @@ import functools
 import gc
 import importlib
 import itertools
+import operator
+import os
 import pkgutil
 import random
 import re
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -23,6 +29,9 @@ import penstock as pk
 import penstock.ordered
 from examples_support import examples
 from penstock import errors, ordered
+
+sys.path.insert(0, str(Path(__file__).parent / "surface"))
+from forked import in_child
 
 MODULES = ["penstock.ordered"] + [f"penstock.ordered.{m.name}" for m in pkgutil.iter_modules(penstock.ordered.__path__)]
 
@@ -441,6 +450,10 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: ordered.partitioned(abs, key=abs, batches=True), "need keys that are columns"),
     (lambda: ordered.partitioned(abs, key=abs, partitions=0), "partitions must be"),
     (lambda: ordered.partitioned(abs, key=abs, finish=3), "finish must be a function"),
+    (lambda: ordered.partitioned(abs, key="k", columns=[]), r"columns must be a list of names, one at least, got \[\]"),
+    (lambda: ordered.partitioned(abs, key="k", columns=5), "columns must be a list of names, one at least, got 5"),  # type: ignore[arg-type]
+    (lambda: ordered.partitioned(abs, key="k", columns="k"), "columns must be a list of names"),
+    (lambda: ordered.partitioned(abs, key="k", columns=[1]), r"columns must be .* got \[1\]"),  # type: ignore[list-item]
     (lambda: ordered.flow(abs), "needs a penstock.Flow"),
 ]
 
@@ -567,3 +580,199 @@ def test_a_coroutine_among_outputs_is_an_error_at_its_place(
                 got.append(error.item)
     assert got == expected
     gc.collect()  # nothing is left that was never awaited
+
+
+def test_a_fork_of_an_inline_run_whose_flow_has_a_thread_is_refused_there() -> None:
+    batches = batches_of([(k, v) for v, k in enumerate("abcabc")], 2)
+    counts = pk.Flow("k string, v bigint").key_by("k").agg(n=pk.count(), emit="final")
+    run = ordered.Pipeline([ordered.flow(counts)]).run(["none", *batches], mode="inline", chunk=1)
+    with pytest.raises(errors.UserFunctionError, match="needs items that are record batches"):
+        next(run)
+
+    def child() -> None:
+        with pytest.raises(errors.ForkError, match="forked child"):
+            next(run)
+        run.close()
+
+    in_child(child)
+    assert [row["n"] for batch in run for row in batch.to_pylist()] == [2, 2, 2]
+
+
+def test_a_fork_of_an_inline_run_without_threads_goes_on_there() -> None:
+    run = pk.ordered_map(abs, range(4), mode="inline", chunk=1)
+    assert next(run) == 0
+    in_child(lambda: outcomes(run) == [1, 2, 3] or os._exit(1))
+    assert list(run) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_no_result_comes_after_a_function_has_closed_its_run(mode: str) -> None:
+    runs: list[ordered.OrderedIterator[int]] = []
+
+    def f(x: int) -> int:
+        if x == 21:
+            runs[0].close()
+        return x
+
+    runs.append(pk.ordered_map(f, range(64), mode=mode, chunk=16, workers=1))
+    found = outcomes(runs[0])
+    assert found == list(range(len(found))) and len(found) <= 16, found
+    assert outcomes(runs[0]) == []
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_more_functions_at_a_time_than_workers_with_those_of_keys(mode: str, workers: int) -> None:
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def busy() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.002)
+        with lock:
+            inside -= 1
+
+    class Key:
+        """Makes keys here, whatever the mode, and pickles without the lock."""
+
+        def __call__(self, x: int) -> int:
+            busy()
+            return x % 3
+
+        def __reduce__(self) -> Any:
+            return (getattr, (operator, "pos"))
+
+    if mode == "processes":
+        step: Any = add
+    else:
+
+        def step(total: int, x: int) -> tuple[int, list[int]]:
+            busy()
+            return add(total, x)
+
+    run = ordered.Pipeline([ordered.partitioned(step, key=Key(), initial=0)])
+    found = outcomes(run.run(range(60), mode=mode, workers=workers, chunk=1))
+    assert found == [sum(range(x % 3, x + 1, 3)) for x in range(60)]
+    assert most <= workers
+
+
+def add(total: int, x: int) -> tuple[int, list[int]]:
+    return total + x, [total + x]
+
+
+def spin(x: Any) -> Any:
+    if x == 3:
+        while os.getpid() == HERE:
+            pass
+    return x
+
+
+HERE = os.getpid()
+
+
+def spin_at_end(key: int, total: int) -> list[int]:
+    return [spin(total)]
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_a_function_of_keys_that_takes_too_long_ends_the_run(mode: str) -> None:
+    pipeline = ordered.Pipeline([ordered.partitioned(add, key=spin, initial=0)])
+    found, late = until_late(pipeline.run(range(6), mode=mode, workers=2, timeout=1))
+    # Where processes are still starting, the items before it have no results yet.
+    assert found == [0, 1, 2][: 3 if mode == "threads" else len(found)]
+    assert (late.item, late.last) == (3, 3) and late.step == "the key of partitioned add"
+    assert "for item 3 of the input" in str(late) and "in this process in every mode" in str(late)
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_the_end_of_a_key_that_takes_too_long_ends_the_run(mode: str) -> None:
+    pipeline = ordered.Pipeline([ordered.partitioned(add, key=lambda x: 0, initial=0, finish=spin_at_end)])
+    found, late = until_late(pipeline.run(iter([1, 2]), mode=mode, workers=2, timeout=1))
+    assert found == [1, 3][: len(found)] and late.step.endswith("partitioned add")
+    assert "the end of the input" in str(late) and late.last is None and "-1" not in str(late)
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_what_is_behind_the_end_of_keys_and_takes_too_long_is_named(mode: str) -> None:
+    keyed = ordered.partitioned(add, key=lambda x: 0, initial=0, finish=lambda key, total: [3])
+    flow = pk.Flow("k bigint").map_batches(lambda b: spin(b.num_rows) and b)
+    counts = ordered.flow(flow.key_by("k").agg(n=pk.count(), emit="final"))
+    batch = ordered.map(lambda n: pa.record_batch({"k": [0] * n}))
+    run = ordered.Pipeline([keyed, batch, counts]).run([1], mode=mode, workers=2, timeout=1, chunk=8)
+    found, late = until_late(run)
+    assert (
+        found == [] and "for items from 0 to the end of the input" in str(late) and (late.item, late.last) == (0, None)
+    )
+
+
+def until_late(run: Any) -> tuple[list[Any], errors.ItemTimeout]:
+    """What comes before an ItemTimeout, behind which nothing comes."""
+    found: list[Any] = []
+    with pytest.raises(errors.ItemTimeout) as late:
+        for result in run:
+            found.append(result)
+    assert list(run) == []
+    return found, late.value
+
+
+@pytest.mark.parametrize("kind", ["map", "key", "step", "finish"])
+def test_an_interrupt_that_a_function_in_a_thread_raises_is_an_error_at_its_place(kind: str) -> None:
+    def bad(x: int) -> int:
+        if x == 3:
+            raise KeyboardInterrupt("its own")
+        return x
+
+    steps = {
+        "map": ordered.map(bad),
+        "key": ordered.partitioned(lambda s, x: (0, [x]), key=bad),
+        "step": ordered.stateful(lambda s, x: (0, [bad(x)])),
+        "finish": ordered.stateful(lambda s, x: (0, [x]), finish=lambda s: [bad(3)]),
+    }
+    run = ordered.Pipeline([steps[kind]]).run(range(6), mode="threads", workers=2, chunk=1)
+    found: list[Any] = []
+    for _ in range(7):
+        try:
+            found.append(next(run, "end"))
+        except KeyboardInterrupt as error:
+            found.append(str(error))
+    wanted: list[Any] = [0, 1, 2, 3, 4, 5, "end"]
+    wanted[6 if kind == "finish" else 3] = "its own"
+    assert found == wanted
+
+
+def rows_of(results: Iterable[pa.RecordBatch]) -> list[Any]:
+    return [found.column(0).to_pylist() if isinstance(found, pa.RecordBatch) else found for found in outcomes(results)]
+
+
+def test_rows_leave_a_spark_task_before_the_error_behind_them() -> None:
+    batch = pa.record_batch({"id": list(range(10))})
+
+    def boom(row: dict[str, int]) -> tuple[Any, ...]:
+        if row["id"] == 5:
+            raise Boom("five")
+        return (row["id"],)
+
+    def late(row: dict[str, int]) -> tuple[Any, ...]:
+        return ("five" if row["id"] == 5 else row["id"], "six" if row["id"] == 6 else 0)
+
+    def short(row: dict[str, int]) -> tuple[Any, ...]:
+        return (row["id"],) * (1 + (row["id"] == 5))
+
+    ran = pk.spark.ordered(boom, "id bigint", rows=True, workers=1, mode="inline")
+    first, (kind, text) = rows_of(ran([batch]))
+    assert first == [0, 1, 2, 3, 4] and kind is errors.UserFunctionError and "row 5" in text and "five" in text
+    ran = pk.spark.ordered(short, "id bigint", rows=True, workers=1, mode="inline")
+    first, (kind, text) = rows_of(ran([batch]))
+    assert first == [0, 1, 2, 3, 4] and kind is errors.SchemaError and "result 5 has 2 values" in text
+    ran = pk.spark.ordered(late, "id bigint, n bigint", rows=True, workers=1, mode="inline")
+    first, (kind, text) = rows_of(ran([batch]))
+    assert first == [0, 1, 2, 3, 4] and kind is errors.SchemaError and "result 5 has 'five' in column 'id'" in text
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield batch
+        raise Boom("input")
+
+    ran = pk.spark.ordered(lambda row: (row["id"],), "id bigint", rows=True, workers=1, mode="inline")
+    assert rows_of(ran(failing())) == [list(range(10)), (Boom, "input")]

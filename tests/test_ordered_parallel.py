@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copyreg
+import dataclasses
 import decimal
 import gc
 import itertools
@@ -14,6 +16,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +31,9 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import errors, ordered
-from penstock.ordered._chunk import Chunk, Failure
+from penstock.ordered import _processes as processes
+from penstock.ordered import _wire as wire
+from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
 from penstock.ordered._driver import _open
 from penstock.ordered._operators import compile_steps
 from penstock.ordered._parallel import Parallel
@@ -896,3 +901,251 @@ def test_items_that_fail_keep_no_run_from_processes() -> None:
         starting = driver._starting
         eventually(lambda: starting.ready or bool(starting.why))
         assert not starting.why
+
+
+# Processes that a function leaves behind, and what else ends in the middle
+
+
+def leave_a_shell(item: tuple[int, str]) -> int:
+    number, path = item
+    if number == 3:
+        os.system(f"sleep 60 & echo $! > {path}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def leave_a_fork(item: tuple[int, str]) -> int:
+    number, path = item
+    if number == 3:
+        forked = os.fork()
+        if not forked:
+            time.sleep(60)
+            os._exit(0)
+        Path(path).write_text(str(forked))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.parametrize("leave_one", [leave_a_shell, leave_a_fork])
+def test_a_killed_process_is_noticed_while_one_that_it_left_behind_runs(leave_one: Any, tmp_path: Path) -> None:
+    path = tmp_path / "left"
+    started = time.monotonic()
+    items = [(number, str(path)) for number in range(6)]
+    try:
+        results = outcomes(pk.ordered_map(leave_one, items, mode="processes", workers=2, chunk=1))
+    finally:
+        os.kill(int(path.read_text()), signal.SIGKILL)
+    assert time.monotonic() - started < 40
+    assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemsLost and results[4:] == [4, 5]
+
+
+def test_a_child_whose_reply_was_not_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = processes.Pool((ordered.map(abs),), 1)
+    try:
+        pool.wait()
+        pool.begin(0, 1)
+        before = pool.pids()
+        with monkeypatch.context() as patch:
+            patch.setattr(processes.wire, "receive", lambda sock: (_ for _ in ()).throw(MemoryError("no room")))
+            with pytest.raises(MemoryError):
+                pool.apply(0, "map abs", Chunk(0, 0, [-1]), None)
+        chunk = Chunk(1, 1, [-2])
+        pool.apply(0, "map abs", chunk, None)
+        assert chunk.values == [2] and pool.pids() and pool.pids() != before
+    finally:
+        pool.close()
+
+
+SAME = Boom("always the same")
+
+
+def always_same(x: int) -> int:
+    raise SAME
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_one_exception_that_is_raised_again_names_each_item(mode: Any) -> None:
+    results = pk.ordered_map(always_same, range(300), mode=mode, workers=2)
+    raised = []
+    for number in range(300):
+        with pytest.raises(Boom, match="always the same") as caught:
+            next(results)
+        notes = [note for note in caught.value.__notes__ if note.startswith("item ")]
+        assert notes == [f"item {number} of the input, in map always_same"]
+        depth, at = 0, caught.value.__traceback__
+        while at is not None:
+            depth, at = depth + 1, at.tb_next
+        assert depth < 20
+        raised.append(caught.value)
+    assert len({id(error) for error in raised}) == 300
+
+
+class Single(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a)
+
+
+def test_one_exception_that_cannot_be_copied_has_the_mark_of_the_last_item() -> None:
+    single = Single(1, 2)
+    single.add_note("the user's own")
+
+    def fail(xs: list[int]) -> list[int]:
+        raise single
+
+    results = ordered.Pipeline([ordered.map_batches(fail)]).run(range(6), mode="inline", chunk=2)
+    for number in (0, 2, 4):
+        with pytest.raises(Single) as caught:
+            next(results)
+        assert caught.value is single and single.__notes__ == [
+            "the user's own",
+            f"item {number} of the input, in map_batches fail",
+            f"the call was for items {number} to {number + 1} of the input",
+        ]
+
+
+class Registered:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def test_reducers_that_users_register_serve_beside_pyarrow() -> None:
+    lock = threading.Lock()
+    copyreg.pickle(type(lock), lambda _: (threading.Lock, ()))  # type: ignore[arg-type, return-value]
+    copyreg.pickle(Registered, lambda found: (Registered, ("reduced",)))  # type: ignore[arg-type, return-value]
+    try:
+        assert "pyarrow" in sys.modules
+        assert wire.loads(wire.dumps(Registered(5))).value == "reduced"
+        assert wire.loads(wire.dumps([lock]))[0].acquire()
+        batch = pa.record_batch({"a": [1, 2]})
+        assert wire.loads(wire.dumps(batch)) == batch
+    finally:
+        for kind in (type(lock), Registered):
+            del copyreg.dispatch_table[kind]
+
+
+class Lying:
+    """Cannot tell its size."""
+
+    @property
+    def nbytes(self) -> int:
+        raise ValueError("it was closed")
+
+    def __sizeof__(self) -> int:
+        raise ValueError("no size")
+
+
+class Boasting:
+    nbytes = 1 << 200
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    number: int
+    body: bytes
+
+
+class Plain:
+    def __init__(self, body: Any) -> None:
+        self.parts = [("body", body)]
+
+
+def test_an_item_that_cannot_tell_its_size_passes() -> None:
+    items: list[Any] = [Lying(), Boasting(), [Lying()], -5]
+    for mode in ("inline", "threads"):
+        got = list(pk.ordered_map(lambda x: type(x).__name__, items, mode=mode, workers=2))
+        assert got == ["Lying", "Boasting", "list", "int"]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        lambda body: {"body": body},
+        lambda body: dict.fromkeys(range(40), 0) | {"last": body},
+        lambda body: [{"id": 1, "parts": [body]}],
+        lambda body: Slotted(1, body),
+        lambda body: Plain(body),
+        lambda body: {"array": np.frombuffer(body, np.uint8)},
+        lambda body: (1, deque([body])),
+    ],
+)
+def test_estimates_look_into_what_holds_the_bytes(item: Any) -> None:
+    values = [item(bytes(1 << 20)) for _ in range(20)]
+    for some in (values, values[:1]):
+        assert 0.95 < estimate_bytes(some) / (len(some) << 20) < 1.6
+    loop: list[Any] = [1]
+    loop.append(loop)
+    assert 0 < estimate_bytes([loop]) < 1 << 20
+    # However many there are, few are looked at.
+    assert estimate_bytes([[0] * 1_000_000]) > 8_000_000
+
+
+def counted(state: int | None, item: Any) -> tuple[int, list[Any]]:
+    made = (state or 0) + 1
+    return made, [threading.Lock() if item == "lock" else made]
+
+
+def test_an_item_of_a_keyed_step_that_does_not_pickle_costs_its_neighbours_nothing() -> None:
+    step = ordered.partitioned(counted, key=lambda x: 0, partitions=1, finish=lambda key, state: [("all", state)])
+    run: dict[str, Any] = {"mode": "processes", "workers": 2, "chunk": 4}
+    sent = outcomes(ordered.Pipeline([step]).run([1, 2, (x for x in ()), 3], **run))
+    assert sent[:2] == [1, 2] and sent[3:] == [3, ("all", 3)]
+    assert sent[2][0] is errors.NotPicklable and "item 2 of the input, of type generator" in sent[2][1]
+    alone = outcomes(ordered.Pipeline([step]).run([(x for x in ())], **run))
+    assert alone[0][0] is errors.NotPicklable and alone[1:] == []
+    by_key = ordered.partitioned(counted, key=lambda x: threading.Lock() if x == 2 else 0, partitions=1)
+    keys = outcomes(ordered.Pipeline([by_key]).run([1, 2, 3], **run))
+    assert keys[0] == 1 and keys[2] == 2 and "the key of item 1 of the input, of type lock" in keys[1][1]
+    # And a result.
+    results = ordered.Pipeline([step]).run([1, "lock", 3], **run)
+    assert next(results) == 1
+    with pytest.raises(errors.NotPicklable, match="a result of type lock") as caught:
+        next(results)
+    assert caught.value.item == 1
+    assert caught.value.__notes__ == ["item 1 of the input, in partitioned counted"]
+    assert list(results) == [3, ("all", 3)]
+
+
+def test_failures_stay_here_while_the_rest_goes_to_a_process() -> None:
+    def key(x: int) -> int:
+        if x % 3 == 1:
+            raise Picky(x, 2)
+        return 0
+
+    keyed = ordered.partitioned(lambda _, x: (None, [x, x + 100]), key=key)
+    for behind in ([ordered.map(lambda x: x + 1)], [ordered.flat_map(lambda x: [x, x])], [ordered.filter(bool)]):
+        pipeline = ordered.Pipeline([keyed, *behind, ordered.map_batches(lambda xs: [-x for x in xs])])
+        found = [outcomes(pipeline.run(range(9), mode=mode, workers=2, chunk=4)) for mode in ("inline", "processes")]
+        assert found[0] == found[1] and (Picky, "4") in found[1]
+
+    # Nothing but failures: no process has to look at them.
+    def fail(x: int) -> int:
+        raise Picky(x, 2)
+
+    nothing = ordered.Pipeline([ordered.partitioned(lambda _, x: (None, [x]), key=fail), ordered.map(leave)])
+    assert outcomes(nothing.run([5], mode="processes", workers=1)) == [(Picky, "5")]
+    # One that is lost takes none along.
+    lost = ordered.Pipeline([keyed, ordered.map(lambda x: os._exit(3))])
+    kinds = [kind for kind, _ in outcomes(lost.run(range(3), mode="processes", workers=1, chunk=3))]
+    assert kinds == [errors.ItemsLost, Picky]
+
+
+def test_errors_at_the_end_of_the_input_say_so() -> None:
+    total = ordered.stateful(lambda state, x: ((state or 0) + x, []), finish=lambda state: [state, threading.Lock])
+
+    def end(x: Any) -> Any:
+        os._exit(3)
+
+    results = ordered.Pipeline([total, ordered.map(end)]).run([1, 2], mode="processes", workers=1, chunk=1)
+    with pytest.raises(errors.ItemsLost, match="worked on the end of the input; their results") as lost:
+        next(results)
+    assert (lost.value.item, lost.value.last) == (None, None)
+    made = ordered.Pipeline([total, ordered.map(lambda x: threading.Lock())]).run([1], mode="processes", workers=1)
+    with pytest.raises(errors.NotPicklable, match="a result of type lock") as unsent:
+        next(made)
+    assert unsent.value.item is None and unsent.value.__notes__[0].startswith("the end of the input, in map")
+    made.close()
+    late = ordered.Pipeline([total, ordered.map(lambda x: time.sleep(60))])
+    slow_end = late.run([1], mode="processes", workers=1, timeout=1)
+    with pytest.raises(errors.ItemTimeout, match=r"within 1\.0 s for the end of the input; its process") as timed:
+        next(slow_end)
+    assert (timed.value.item, timed.value.last) == (None, None)

@@ -7,7 +7,7 @@ command line or in the environment.
 Invariants: a child dies with the thread that started it (where the system can tell it, on Linux), and else with its
 socket, whose end is the end of the other side; Ctrl-C of the terminal is the parent's, who ends its children in order;
 a child that does not come up costs its parent no more than the time it was given; many children do not fail for a soft
-limit on open files.
+limit on open files; what a child starts does not have its socket, unless it forks.
 
 A child imports this, too, so what only a parent needs is imported where it is used.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -31,15 +32,19 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["Child", "Pipe", "enter", "how_ended", "require_descriptors", "require_interpreter"]
+__all__ = ["Child", "Pipe", "Watch", "enter", "how_ended", "require_descriptors", "require_interpreter"]
 
-#: Open files of a parent for each child, at most: its socket, and the memory of messages. And what starting one takes.
-_FILES, _SPARE = 4, 32
+#: Open files of a parent for each child, at most: its socket, the one that tells its end, and the memory of messages.
+#: And what starting one takes.
+_FILES, _SPARE = 5, 32
+#: Seconds between two looks at children whose ends the system does not tell.
+_LOOK = 0.1
 
 #: Reads the module path of the parent and goes on in `enter`, which that makes it find.
 _BOOT = """
 import pickle, socket, struct, sys
 sock = socket.socket(fileno=int(sys.argv[1]))
+sock.set_inheritable(False)
 def read(count):
     data = b""
     while len(data) < count:
@@ -201,6 +206,83 @@ class Child:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             return self.popen.wait()
+
+
+class Watch:
+    """Hangs up on children that have ended, in a thread: a process that one has forked may hold its socket open.
+
+    What a child has sent before its end can be read as before, then the socket ends; what is being sent to it fails.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._lock = threading.Lock()
+        #: What the system tells the end by; None where it does not, or no more files may be open.
+        self._children: dict[Child, int | None] = {}
+        self._closed = False
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, child: Child) -> None:
+        """Watch a child that nobody has waited for yet."""
+        handle = None
+        with contextlib.suppress(AttributeError, OSError):
+            handle = os.pidfd_open(child.popen.pid)
+        with self._lock:
+            self._children[child] = handle
+        self._tell()
+
+    def remove(self, child: Child) -> None:
+        """Watch it no longer: its socket may be closed then."""
+        with self._lock:
+            self._forget(child)
+        self._tell()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._tell()
+        self._thread.join()
+        with self._lock:
+            for child in list(self._children):
+                self._forget(child)
+            self._woken.close()
+            self._wake.close()
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):  # full, so it is told; or closed
+            self._wake.send(b"\0")
+
+    def _forget(self, child: Child) -> None:
+        handle = self._children.pop(child, None)
+        if handle is not None:
+            os.close(handle)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                waits = select.poll()
+                waits.register(self._woken, select.POLLIN)
+                for handle in self._children.values():
+                    if handle is not None:
+                        waits.register(handle, select.POLLIN)
+                blind = None in self._children.values()
+            ready = {found for found, _ in waits.poll(_LOOK * 1000 if blind else None)}
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+            with self._lock:
+                looks = [child for child, handle in self._children.items() if handle is None or handle in ready]
+                for child in looks:
+                    if child.popen.poll() is not None:
+                        with contextlib.suppress(OSError):
+                            child.socket.shutdown(socket.SHUT_RDWR)
+                        self._forget(child)
 
 
 def how_ended(code: int) -> str:

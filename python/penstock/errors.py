@@ -327,8 +327,9 @@ class ItemTimeout(OrderedError, TimeoutError):
 
     Attributes
     ----------
-    item, last : int
+    item, last : int or None
         Number of the first and the last item of the call, counted from 0 along the input; the same without `chunk=`.
+        None is the end of the input, where `finish` is called.
     step : str
         The function, such as ``map resize``.
     timeout : float
@@ -341,8 +342,8 @@ class ItemsLost(OrderedError, ConnectionError):
 
     Attributes
     ----------
-    item, last : int
-        Numbers of the first and the last of the items, counted from 0 along the input.
+    item, last : int or None
+        Numbers of the first and the last of the items, counted from 0 along the input; None where it is its end.
     exitcode : int or None
         How the process ended; negative is a signal.
     step : str

@@ -3,7 +3,8 @@
 Imports little, so that it is up soon: what the functions need they bring along. The first message holds the steps;
 each of the others asks for one operator on one chunk or part. Nothing is kept between two requests but the functions.
 
-Invariant: every request has one reply, in order; an exception of a function is a result, never the end.
+Invariants: every request has one reply, in order; an exception of a function is a result, never the end; failures of
+before stay with the parent, and have an `Elsewhere` here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from penstock.errors import NotPicklable, UserFunctionError
 from penstock.ordered import _wire as wire
-from penstock.ordered._chunk import Chunk, Failure, add_note
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark
 from penstock.ordered._keyed import Packed, run_part
 from penstock.ordered._operators import compile_steps
 
@@ -83,7 +84,7 @@ def _apply(operator: Any, first: int, values: list[Any], origins: Any, failed: i
     spent = time.perf_counter() - started
     if chunk.failed:
         for value in chunk.values:
-            if value.__class__ is Failure:
+            if value.__class__ is Failure and value.error.__class__ is not Elsewhere:
                 value.error = _portable(value.error, operator.name)
     return ("done", chunk.values, chunk.origins, chunk.failed, spent)
 
@@ -139,7 +140,7 @@ def _portable(error: BaseException, step: str) -> BaseException:
         for note in getattr(error, "__notes__", ()):
             add_note(made, note)
         error = made
-    add_note(error, f"In worker process {os.getpid()}:\n{text}")
+    mark(error, f"In worker process {os.getpid()}:\n{text}", step)
     return error
 
 

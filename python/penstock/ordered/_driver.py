@@ -161,7 +161,7 @@ class Driver:
         if os.getpid() != self._pid:
             self._forked()
         out = self._out
-        if out.serial == taken and out.values:
+        if out.serial == taken and out.values and not self._quit:
             return out.values  # they got lost on their way
         while not (self._over or self._quit):
             if self._measuring:
@@ -170,6 +170,8 @@ class Driver:
             if chunk is None:
                 self._over = True
                 break
+            if self._quit:
+                break  # by a function of this chunk, or by another thread: what was made is not given any more
             out = self._give(chunk, taken)
             self._learn(chunk)
             if out.values:
@@ -420,7 +422,8 @@ class Driver:
         self._engine = engine
 
     def _forked(self) -> None:
-        if self._engine is None and self._starting is None and not self._source.threads:
+        held = self._source.threads or any(operator.threads for operator in self._operators)
+        if self._engine is None and self._starting is None and not held:
             self._pid = os.getpid()  # nothing that a fork leaves behind
             return
         raise ForkError(

@@ -71,6 +71,8 @@ class OrderedIterator(Generic[X]):
     def close(self) -> None:
         """Stop the run: its threads and processes end, no further input is read, no further result comes.
 
+        Functions that are under way are called for the rest of their chunk, and what they return is dropped.
+
         Examples
         --------
         >>> import itertools, penstock as pk

@@ -6,7 +6,7 @@
 Invariants: only one thread at a time works on a table (the runtime runs one part of a partition at a time); a step
 that raises leaves its key the state from before; a chunk that `merge` returns has its values in the order of the
 items that they came from, whatever order its parts were done in; outputs of `finish` follow, in the order in which
-keys first appeared.
+keys first appeared; a `KeyedFlow` touches its flow in one thread of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from types import CoroutineType
 from typing import Any
@@ -55,7 +57,7 @@ class Table:
 class Part:
     """The items of a chunk that belong to one partition. `outs[i]` is the list of outputs of `items[i]`."""
 
-    __slots__ = ("chunk", "finished", "items", "keys", "numbers", "outs", "partition", "positions", "spent")
+    __slots__ = ("around", "chunk", "finished", "items", "keys", "numbers", "outs", "partition", "positions", "spent")
 
     def __init__(self, chunk: Chunk, partition: int) -> None:
         self.chunk = chunk
@@ -67,6 +69,8 @@ class Part:
         self.outs: list[Any] = []
         #: What `finish` made: (place of the key, outputs).
         self.finished: list[tuple[tuple[int, int], list[Any]]] = []
+        #: Within what `finish` is called, key by key.
+        self.around: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self.spent = 0.0
 
     def places(self) -> list[tuple[int, int]]:
@@ -141,6 +145,8 @@ def _run_item(
 
 class Keyed:
     """A partitioned or stateful step at work."""
+
+    threads = False
 
     def __init__(self, step: Step) -> None:
         assert step.call is not None
@@ -217,8 +223,11 @@ class Keyed:
         states = self.tables[part.partition].states
         if part.chunk.final and self._finish is not None:
             if not self.forgets and not states:
-                states[_ALL] = (self.fresh(), (0, 0))  # a stateful step has its state without any item
-            part.finished = [(place, self._finished(key, state)) for key, (state, place) in states.items()]
+                with part.around():
+                    states[_ALL] = (self.fresh(), (0, 0))  # a stateful step has its state without any item
+            for key, (state, place) in states.items():
+                with part.around():
+                    part.finished.append((place, self._finished(key, state)))
             states.clear()
 
     def _finished(self, key: Any, state: Any) -> list[Any]:
@@ -356,6 +365,13 @@ class KeyedFlow:
         self._conform = conform
         self._aside: Any = None
         self._run: Any = None
+        #: The thread of the flow while it is in a call.
+        self.busy: int | None = None
+
+    @property
+    def threads(self) -> bool:
+        """Whether there is a thread."""
+        return self._aside is not None
 
     def __call__(self, chunk: Chunk) -> None:
         from penstock.ordered._transforms import expand
@@ -377,8 +393,15 @@ class KeyedFlow:
             from concurrent.futures import ThreadPoolExecutor
 
             self._aside = ThreadPoolExecutor(1, "penstock-ordered-flow")
-        made: list[Any] = self._aside.submit(work, *args).result()
+        made: list[Any] = self._aside.submit(self._busily, work, *args).result()
         return made
+
+    def _busily(self, work: Callable[..., list[Any]], *args: Any) -> list[Any]:
+        self.busy = threading.get_ident()
+        try:
+            return work(*args)
+        finally:
+            self.busy = None
 
     def _push(self, batch: Any) -> list[Any]:
         import pyarrow as pa
@@ -404,6 +427,12 @@ class KeyedFlow:
 
             self._run = _native.InlineRun(self._plan, self._calls)
         return self._run
+
+    def abandon(self) -> None:
+        """Leave a call alone that does not come back: its thread ends behind it."""
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.shutdown(wait=False)
 
     def close(self) -> None:
         """End the thread."""

@@ -26,7 +26,7 @@ class Stateless:
     """A run of stateless steps."""
 
     partitions = 0
-    finishes = False
+    finishes = threads = False
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -3,8 +3,9 @@
 Invariants: an operator does not raise for what a user's function did: that is a `Failure` among the values, and what
 does come out of an operator as an exception ends the run; no more functions of the user's run at a time than there are
 workers, although the pipeline may have more threads (the runtime would do without any if it had one, and callers of
-worker processes pickle while others wait); in threads a function finds the context variables that the caller had when
-the chunk was handed over, in a copy for each call, so what it sets is seen by nobody else.
+worker processes pickle while others wait), and beside worker processes no more than that in this one; a thread that is
+in a function of the user's has a `_Hand`, by which `timeout` is kept; in threads a function finds the context variables
+that the caller had when the chunk was handed over, in a copy for each call, so what it sets is seen by nobody else.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import ctypes
 import functools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock._resume import caught
 from penstock.errors import ItemTimeout
-from penstock.ordered._chunk import Chunk
-from penstock.ordered._keyed import Keyed, Part
+from penstock.ordered._chunk import Chunk, item_of, place_of
+from penstock.ordered._keyed import Keyed, KeyedFlow, Part
 from penstock.ordered._operators import Operator, Stateless
+from penstock.ordered._transforms import Stopped
 
 if TYPE_CHECKING:
     from penstock.ordered._options import Options
@@ -38,20 +40,19 @@ _CHUNKS = 4
 _PATIENCE = 1.0
 
 
-class _Stopped(KeyboardInterrupt):
-    """Raised in a thread that does not come back: the one exception that no step takes for a result."""
-
-
 @dataclass
 class _Hand:
-    """What a worker is doing."""
+    """What a thread is doing: since when, for which chunk and items (-1 is the end of the input), and in what.
 
-    thread: int
+    `own`: this process does it in every mode.
+    """
+
     since: float
     number: int
     first: int
     last: int
     name: str
+    own: bool
 
 
 def _in_context(chunk: Chunk, call: Callable[..., Any], argument: Any) -> Any:
@@ -83,9 +84,16 @@ class Parallel:
         from penstock import _native
 
         self._options, self._pool = options, pool
+        self._operators = operators
+        #: By thread.
         self._hands: dict[int, _Hand | None] = {}
         self._lost = False
-        self._alone = threading.Lock() if options.workers == 1 else contextlib.nullcontext()
+        #: What a thread holds while it is in a function of the user's, and asks for no other lock meanwhile.
+        self._turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if options.workers == 1:
+            self._turn = threading.Lock()
+        elif pool is not None:
+            self._turn = threading.Semaphore(options.workers)
         #: How many call operators.
         self.threads = options.workers + (1 if pool is None and options.workers == 1 else 0)
         if pool is not None:
@@ -117,10 +125,14 @@ class Parallel:
             return {"kind": kind, "name": operator.name, "call": self._whole(place, operator)}
         part, pool = self._part(place, operator), self._pool
         found = operator.split if pool is None else functools.partial(pool.split, place, operator)
+        name = f"the key of {operator.name}"
 
         def split(chunk: Chunk) -> list[Part]:
-            # Keys are made by a function, too.
-            parts: list[Part] = _in_context(chunk, found, chunk)
+            if operator.key is None:
+                parts: list[Part] = found(chunk)
+                return parts
+            with self._working(chunk, chunk.numbers(), name, own=True):
+                parts = _in_context(chunk, found, chunk)
             return parts
 
         if operator.forgets:
@@ -141,16 +153,11 @@ class Parallel:
     def _whole(self, place: int, operator: Operator) -> Callable[[int, Chunk], Chunk]:
         """Do a whole chunk."""
         pool, timeout, name = self._pool, self._options.timeout, operator.name
+        own = isinstance(operator, KeyedFlow)
 
         def here(worker: int, chunk: Chunk) -> Chunk:
-            numbers = chunk.numbers() or (chunk.first,)
-            with self._alone:
-                started = time.perf_counter()
-                self._hands[worker] = _Hand(threading.get_ident(), started, chunk.number, numbers[0], numbers[-1], name)
-                try:
-                    _in_context(chunk, operator, chunk)
-                finally:
-                    self._hands[worker] = None
+            with self._working(chunk, chunk.numbers(), name, operator.finishes, own) as started:
+                _in_context(chunk, operator, chunk)
                 chunk.spent += time.perf_counter() - started
             return chunk
 
@@ -166,23 +173,35 @@ class Parallel:
         pool, timeout, name = self._pool, self._options.timeout, operator.name
 
         def here(worker: int, part: Part) -> Part:
-            numbers = part.numbers or [part.chunk.first]
-            with self._alone:
-                started, thread = time.perf_counter(), threading.get_ident()
-                self._hands[worker] = _Hand(thread, started, part.chunk.number, numbers[0], numbers[-1], name)
-                try:
-                    _in_context(part.chunk, operator.operate, part)
-                finally:
-                    self._hands[worker] = None
+            with self._working(part.chunk, part.numbers, name, operator.finishes) as started:
+                _in_context(part.chunk, operator.operate, part)
                 part.spent = time.perf_counter() - started
             return part
 
         def there(worker: int, part: Part) -> Part:
             assert pool is not None
+            part.around = functools.partial(self._working, part.chunk, (), f"finish of {name}", own=True)
             pool.keyed(place, operator, part, timeout)
             return part
 
         return here if pool is None else there
+
+    @contextlib.contextmanager
+    def _working(
+        self, chunk: Chunk, numbers: Sequence[int], name: str, finishes: bool = False, own: bool = False
+    ) -> Iterator[float]:
+        """This thread is in a function of the user's, for these items; gives when it began."""
+        first, last = (numbers[0], numbers[-1]) if numbers else (-1, -1)
+        if finishes and chunk.final:
+            last = -1
+        thread = threading.get_ident()
+        with self._turn:
+            started = time.perf_counter()
+            self._hands[thread] = _Hand(started, chunk.number, first, last, name, own)
+            try:
+                yield started
+            finally:
+                self._hands[thread] = None
 
     def pull(self, box: list[Any], wait: bool) -> None:
         """Put the next finished chunk into the box, or None: with `wait` after a nudge, or a part of the timeout."""
@@ -193,24 +212,25 @@ class Parallel:
                 self._pool.limit_callers(threads)
             self._counted = True
         timeout = self._options.timeout
-        if not wait or timeout is None or self._pool is not None:
+        if not wait or timeout is None:
             caught(box, self._run.pull, None if wait else 0.0)
             return
         caught(box, self._run.pull, min(0.05, timeout / 4))
         if box[0] is None:
             # What is next in order holds all others up: it is the one to name.
-            hands = [hand for hand in self._hands.values() if hand is not None]
+            hands = [hand for hand in list(self._hands.values()) if hand is not None]
             oldest = min(hands, key=lambda hand: hand.number, default=None)
             if oldest is not None and time.perf_counter() - oldest.since > timeout:
                 self._lost = True
-                where = f"item {oldest.first}"
-                if oldest.last != oldest.first:
-                    where = f"items {oldest.first} to {oldest.last}"
+                where = place_of(oldest.first, oldest.last)
+                advice = "use mode='processes' to go on behind it"
+                if oldest.own:
+                    advice = "it is called in this process in every mode"
                 raise ItemTimeout(
-                    f"{oldest.name} did not return within {timeout} s for {where} of the input; its thread cannot be"
-                    " ended, so the run is: use mode='processes' to go on behind it",
-                    item=oldest.first,
-                    last=oldest.last,
+                    f"{oldest.name} did not return within {timeout} s for {where}; its thread cannot be ended,"
+                    f" so the run is: {advice}",
+                    item=item_of(oldest.first),
+                    last=item_of(oldest.last),
                     step=oldest.name,
                     timeout=timeout,
                 )
@@ -223,11 +243,15 @@ class Parallel:
         """End all work: what is under way is waited for, at most `limit` seconds; then it is interrupted."""
         if self._run.close(0.0 if self._lost else limit):
             return
+        flows = [operator for operator in self._operators if isinstance(operator, KeyedFlow)]
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
-            for hand in list(self._hands.values()):
-                if hand is not None:
-                    # It ends what runs Python; what waits outside of it is left behind.
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(hand.thread), ctypes.py_object(_Stopped))
+            threads = [thread for thread, hand in list(self._hands.items()) if hand is not None]
+            threads += [flow.busy for flow in flows if flow.busy is not None]
+            for thread in threads:
+                # It ends what runs Python; what waits outside of it is left behind.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Stopped))
             if self._run.close(0.02):
                 return
+        for flow in flows:
+            flow.abandon()

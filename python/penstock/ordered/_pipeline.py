@@ -130,6 +130,8 @@ def ordered_map(
         Items per hand-over; default as many as make a few milliseconds of work, one for dear items.
     timeout : float, str or datetime.timedelta, optional
         Seconds for one item (for one chunk, where `chunk` is given). Makes "auto" use processes, which can be ended.
+        What a `Pipeline` calls in this process in every mode (functions of keys, flows with keys, and `finish` behind
+        worker processes) has as long, and ends the run when it takes longer, as in threads.
     reads : {"aside", "here"}
         In which thread `xs` is read. "aside" is one of its own, so that finished results come out while `xs` is silent
         (what lies in memory, such as a list, is read where it is wanted). "here" is the one that takes results, for

@@ -7,9 +7,10 @@ after `kill -9` of this process.
 There are more callers than children: one pickles its request or unpickles its reply while the children work on those
 of others.
 
-Invariants: one caller at a time talks to a child, with one request, and the earliest chunk
-goes first (see `turns`); a child that ended is replaced, and what it was
-working on is an error that names the items; after `close` no child is left.
+Invariants: one caller at a time talks to a child, with one request, and the earliest chunk goes first (see `turns`); a
+child that is given back owes no reply; one that ended, or whose reply nobody took, is replaced, and what it was working
+on is an error that names the items; failures never go to a child: what stands for them there comes back in their
+places; after `close` no child is left.
 
 Departure: state of a key travels with the call, pickled, and only that of the keys in a chunk; so the hybrid queue
 serves worker processes, too.
@@ -18,6 +19,7 @@ serves worker processes, too.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import queue
 import socket
@@ -27,10 +29,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock._children import Child, how_ended, require_descriptors, require_interpreter
+from penstock._children import Child, Watch, how_ended, require_descriptors, require_interpreter
 from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
 from penstock.ordered import _wire as wire
-from penstock.ordered._chunk import Chunk, Failure, add_note
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, item_of, place_of
+from penstock.ordered._keyed import Part
 from penstock.ordered._steps import Step
 from penstock.ordered._transforms import failure
 from penstock.ordered._turns import Turns
@@ -139,6 +142,8 @@ class Pool:
         self._turns = Turns(workers)
         self._closed = False
         self._deaths = 0
+        #: A function may have left processes behind that hold the socket of the one that it ran in.
+        self._watch = Watch("penstock-ordered-watch")
         self._wanted: queue.SimpleQueue[tuple[int, queue.SimpleQueue[_Child | None]] | None] = queue.SimpleQueue()
         self._starter = threading.Thread(target=self._start, name="penstock-ordered-start", daemon=True)
         self._starter.start()
@@ -162,11 +167,12 @@ class Pool:
             if self._closed:
                 return
             child = self._starting = _Child()
+        self._watch.add(child)
         try:
             # Without the lock: it may take long, and who closes the pool does not wait for that.
             child.learn(self._code)
         except BaseException:
-            child.dismiss()
+            self._dismiss(child)
             raise
         finally:
             with self._lock:
@@ -175,7 +181,11 @@ class Pool:
             if not self._closed:
                 self._children[worker] = child
                 return
-        child.dismiss()
+        self._dismiss(child)
+
+    def _dismiss(self, child: _Child) -> int:
+        self._watch.remove(child)
+        return child.dismiss()
 
     def _ask(self, worker: int) -> queue.SimpleQueue[_Child | None]:
         """Have a child started, if it is missing; gets it, or None."""
@@ -242,13 +252,14 @@ class Pool:
         """Do a stateless operator on a chunk, over there."""
         number = chunk.number
         try:
-            if chunk.values:
+            if not all(value.__class__ is Failure for value in chunk.values):
                 self._apply(place, name, chunk, timeout)
         finally:
             self._turns.passed(number, place)
 
     def _apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
-        numbers, turn = chunk.numbers(), (chunk.number, place, None)
+        reply: tuple[Any, ...] | None
+        turn = (chunk.number, place, None)
         try:
             reply = self._whole(place, name, chunk, turn, timeout)
         except _Unrestored as unrestored:
@@ -256,17 +267,23 @@ class Pool:
                 self._apart(place, name, chunk, timeout)
                 return
             reply = ("failed", Failure(unrestored.made))
+        if reply is None:
+            return
         if reply[0] == "done":
             _, chunk.values, chunk.origins, chunk.failed, spent = reply
             chunk.spent += spent
-            if chunk.failed:
-                for value, number in zip(chunk.values, chunk.numbers(), strict=True):
-                    if value.__class__ is Failure and isinstance(value.error, NotPicklable):
-                        if value.error.__dict__.get("item") is None:
-                            value.error.__dict__["item"] = number
-                        add_note(value.error, f"item {number} of the input, in {name}")
-        else:
-            chunk.values, chunk.origins, chunk.failed = [reply[1]], [numbers[0]], 1
+            return
+        # Of those that went there nothing is known: the error stands for them all.
+        values: list[Any] = []
+        origins: list[int] = []
+        lost = reply[1]
+        for value, number in zip(chunk.values, chunk.numbers(), strict=True):
+            if value.__class__ is not Failure:
+                value, lost = lost, None
+            if value is not None:
+                values.append(value)
+                origins.append(number)
+        chunk.values, chunk.origins, chunk.failed = values, origins, len(values)
 
     def _apart(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
         """Each value of a chunk by itself, of which one cannot be restored, there or here, and so none.
@@ -290,26 +307,46 @@ class Pool:
 
     def _whole(
         self, place: int, name: str, chunk: Chunk, turn: tuple[int, int, int | None], timeout: float | None
-    ) -> tuple[Any, ...]:
-        numbers = chunk.numbers()
+    ) -> tuple[Any, ...] | None:
+        """The reply for a chunk; None where all of its values are failures by now."""
         try:
-            request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            return self._call(request, turn, name, numbers[0], numbers[-1], timeout)
-        except wire.Ended:
-            raise
+            return self._without_failures(place, name, chunk, turn, timeout)
         except _Unsendable:
             # Which ones? The others go.
             kept = []
-            for value, number in zip(chunk.values, numbers, strict=True):
-                try:
-                    wire.dumps(value)
-                except Exception as error:
+            for value, number in zip(chunk.values, chunk.numbers(), strict=True):
+                if value.__class__ is not Failure and (error := _unsendable(value)) is not None:
                     value = failure(_item_error(value, number, error), number, name)
                     chunk.failed += 1
                 kept.append(value)
             chunk.values = kept
-            request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            return self._call(request, turn, name, numbers[0], numbers[-1], timeout)
+            if all(value.__class__ is Failure for value in kept):
+                return None
+            return self._without_failures(place, name, chunk, turn, timeout)
+
+    def _without_failures(
+        self, place: int, name: str, chunk: Chunk, turn: tuple[int, int, int | None], timeout: float | None
+    ) -> tuple[Any, ...]:
+        values, numbers = chunk.values, chunk.numbers()
+        kept: list[Failure] = []
+        if chunk.failed:
+            values = list(values)
+            for position, value in enumerate(values):
+                if value.__class__ is Failure:
+                    values[position] = Failure(Elsewhere(len(kept)))
+                    kept.append(value)
+        request = ("apply", place, chunk.first, values, chunk.origins, chunk.failed)
+        reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
+        if reply[0] == "done" and reply[3]:
+            values, origins = reply[1], reply[2]
+            for position, value in enumerate(values):
+                if value.__class__ is not Failure:
+                    continue
+                if value.error.__class__ is Elsewhere:
+                    values[position] = kept[value.error.number]
+                else:
+                    _name(value, chunk.first + position if origins is None else origins[position], name)
+        return reply
 
     def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
         """Do a part of a chunk, over there, on states that travel with it."""
@@ -323,6 +360,7 @@ class Pool:
 
     def _keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
         name, first, last = operator.name, part.numbers[0], part.numbers[-1]
+        reply: tuple[Any, ...]
         try:
             lent = operator.lend(part)
             # Each key travels once: copies of a NaN are other keys.
@@ -332,9 +370,11 @@ class Pool:
             turn = (part.chunk.number, place, part.partition)
             reply = self._call(request, turn, name, first, last, timeout)
         except _Unsendable as unsent:
+            if self._keyed_without(place, operator, part, timeout):
+                return
             made = NotPicklable(
-                f"{name}: an item or key among items {first} to {last} does not pickle: {unsent.__cause__}",
-                item=first,
+                f"{name}: an item or key among {place_of(first, last)} does not pickle: {unsent.__cause__}",
+                item=item_of(first),
             )
             reply = ("failed", failure(made, first, name))
         except _Unrestored as unrestored:
@@ -343,11 +383,44 @@ class Pool:
             reply = ("failed", failure(error, first, name))
         if reply[0] == "done":
             _, part.outs, bodies, part.spent = reply
+            for out, number in zip(part.outs, part.numbers, strict=True):
+                for value in out:
+                    if value.__class__ is Failure:
+                        _name(value, number, name)
             operator.take_back(part, bodies)
             return
         # Nothing of it was done: the states are as they were, the error stands for all of its items.
         part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
         operator.settle(part)
+
+    def _keyed_without(self, place: int, operator: Any, part: Any, timeout: float | None) -> bool:
+        """Do a part without the items that do not pickle, each of which is an error; False where there is none."""
+        outs: list[Any] = [None] * len(part.items)
+        rest: Part = copy.copy(part)
+        rest.outs, rest.finished = [], []
+        there = []
+        for at, (key, item, number) in enumerate(zip(part.keys, part.items, part.numbers, strict=True)):
+            for what, value in (("item", item), ("key", key)):
+                error = _unsendable(value)
+                if error is not None:
+                    outs[at] = [failure(_item_error(value, number, error, what), number, operator.name)]
+                    break
+            else:
+                there.append(at)
+        if len(there) == len(part.items):
+            return False
+        rest.positions = [part.positions[at] for at in there]
+        rest.numbers = [part.numbers[at] for at in there]
+        rest.keys = [part.keys[at] for at in there]
+        rest.items = [part.items[at] for at in there]
+        if there:
+            self._keyed(place, operator, rest, timeout)
+        else:
+            operator.settle(rest)
+        for at, out in zip(there, rest.outs, strict=True):
+            outs[at] = out
+        part.outs, part.finished, part.spent = outs, rest.finished, rest.spent
+        return True
 
     def _call(
         self,
@@ -370,7 +443,7 @@ class Pool:
             body = wire.dumps(request, buffers)
         except Exception as error:
             raise _Unsendable from error
-        where = f"item {first}" if first == last else f"items {first} to {last}"
+        where = place_of(first, last)
         worker = self._turns.take(*turn)
         try:
             answer = self._exchange(worker, body, buffers, timeout)
@@ -378,9 +451,9 @@ class Pool:
             self._turns.give(worker, *turn[1:])
         if isinstance(answer, _Late):
             made: OrderedError = ItemTimeout(
-                f"{name} did not return within {timeout} s for {where} of the input; its process was ended",
-                item=first,
-                last=last,
+                f"{name} did not return within {timeout} s for {where}; its process was ended",
+                item=item_of(first),
+                last=item_of(last),
                 step=name,
                 timeout=timeout,
             )
@@ -391,13 +464,13 @@ class Pool:
             if self._deaths >= _DEATHS:
                 raise OrderedError(
                     f"{self._deaths} worker processes in a row ended in the middle of their work, the last one {how} at"
-                    f" {where} of the input, in {name}: the run ends"
+                    f" {where}, in {name}: the run ends"
                 )
             made = ItemsLost(
-                f"a worker process {how} while {name} worked on {where} of the input; their results are lost, the"
-                " process is replaced",
-                item=first,
-                last=last,
+                f"a worker process {how} while {name} worked on {where}; their results are lost, the process is"
+                " replaced",
+                item=item_of(first),
+                last=item_of(last),
                 exitcode=answer.code,
                 step=name,
             )
@@ -407,13 +480,13 @@ class Pool:
             reply: tuple[Any, ...] = wire.loads(*answer)
         except Exception as error:
             made = NotPicklable(
-                f"what {name} returned for {where} of the input cannot be restored here: {error!r}", item=first
+                f"what {name} returned for {where} cannot be restored here: {error!r}", item=item_of(first)
             )
             made.__cause__ = error
             raise _Unrestored(made) from error
         if reply[0] == "broken":
             made = NotPicklable(
-                f"{where} of the input cannot be restored in a worker process, for {name}: {reply[1]}", item=first
+                f"{where} cannot be restored in a worker process, for {name}: {reply[1]}", item=item_of(first)
             )
             raise _Unrestored(made)
         return reply
@@ -433,9 +506,17 @@ class Pool:
             if self._closed:
                 raise OrderedError("this run was closed") from error
             return _Gone(self._replace(worker, child))
+        except OrderedError:
+            raise  # it did not come up: the run ends
+        except BaseException as error:
+            # Its reply may be still to come, for whoever has it next.
+            self._replace(worker, child)
+            if self._closed and isinstance(error, OSError):
+                raise OrderedError("this run was closed") from error
+            raise
 
     def _replace(self, worker: int, child: _Child) -> int:
-        code = child.dismiss()
+        code = self._dismiss(child)
         with self._lock:
             self._children[worker] = None
         self._ask(worker)
@@ -456,10 +537,11 @@ class Pool:
         deadline = time.monotonic() + _PATIENCE
         for child in children:
             child.end(deadline)
-            child.dismiss()
+            self._dismiss(child)
         self._wanted.put(None)
         if threading.current_thread() is not self._starter:
             self._starter.join()
+        self._watch.close()
 
 
 class _Late:
@@ -506,11 +588,30 @@ def _pickled(steps: Sequence[Step]) -> bytes:
         raise NotPicklable(f"the functions cannot be sent to worker processes: {error}", item=None) from error
 
 
-def _item_error(value: Any, number: int, error: BaseException) -> NotPicklable:
+def _unsendable(value: Any) -> Exception | None:
+    """Why a value does not pickle; None if it does."""
+    try:
+        wire.dumps(value, [])
+    except Exception as error:
+        return error
+    return None
+
+
+def _name(value: Failure, number: int, step: str) -> None:
+    """Say of a result that could not leave its process to which item it belongs."""
+    error = value.error
+    if isinstance(error, NotPicklable):
+        if error.__dict__.get("item") is None:
+            error.__dict__["item"] = item_of(number)
+        add_note(error, f"{place_of(number)}, in {step}")
+
+
+def _item_error(value: Any, number: int, error: BaseException, what: str = "item") -> NotPicklable:
+    whose = f"the key of {place_of(number)}" if what == "key" else place_of(number)
     made = NotPicklable(
-        f"item {number} of the input, of type {type(value).__qualname__}, does not pickle, so it cannot go to a worker"
-        f" process: {error}; use mode='threads'",
-        item=number,
+        f"{whose}, of type {type(value).__qualname__}, does not pickle, so it cannot go to a worker process: {error};"
+        " use mode='threads'",
+        item=item_of(number),
     )
     made.__cause__ = error
     return made

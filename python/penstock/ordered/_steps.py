@@ -227,8 +227,11 @@ def partitioned(
         raise ConfigError("partitioned: columns= and batches= need keys that are columns, such as key='user'")
     if batches and columns is not None:
         raise ConfigError("partitioned: with batches=True the step receives all columns; leave columns= away")
-    if isinstance(columns, str):
-        raise ConfigError(f"partitioned: columns must be a list of names, got {columns!r}")
+    names: tuple[Any, ...] = tuple(columns) if isinstance(columns, Sequence) and not isinstance(columns, str) else ()
+    if columns is not None and (not names or not all(isinstance(column, str) for column in names)):
+        raise ConfigError(
+            f"partitioned: columns must be a list of names, one at least, got {columns!r}; leave it away for all"
+        )
     _optional(finish, "partitioned: finish")
     _awaited(by, "partitioned: key")
     _awaited(initial, "partitioned: initial")
@@ -239,7 +242,7 @@ def partitioned(
         key=by,
         initial=initial,
         finish=finish,
-        columns=None if columns is None else tuple(columns),
+        columns=None if columns is None else names,
         batches=batches,
         schema=_schema(schema, "partitioned schema"),
         partitions=partitions,

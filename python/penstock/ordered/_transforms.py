@@ -18,17 +18,21 @@ from typing import Any
 
 from penstock._coroutines import unawaited
 from penstock.errors import ConfigError, UserFunctionError
-from penstock.ordered._chunk import Chunk, Failure, add_note
+from penstock.ordered._chunk import Chunk, Failure, add_note, mark, marked, place_of
 from penstock.ordered._steps import Step
 
-__all__ = ["Transform", "failure", "make_transform", "misfit", "refuse_coroutines", "wrong"]
+__all__ = ["Stopped", "Transform", "failure", "make_transform", "misfit", "refuse_coroutines", "wrong"]
 
 Transform = Callable[[Chunk], None]
 
 
+class Stopped(KeyboardInterrupt):
+    """Raised in a thread that does not come back: the one exception that no step takes for a result."""
+
+
 def failure(error: BaseException, item: int | None, step: str) -> Failure:
     """What stands in place of a result; Ctrl-C is not a result and goes on its way."""
-    if isinstance(error, KeyboardInterrupt):
+    if _interrupts(error):
         raise error
     if isinstance(error, StopIteration):
         # Raised where results are taken it would be their end.
@@ -37,8 +41,14 @@ def failure(error: BaseException, item: int | None, step: str) -> Failure:
         add_note(told, "an iterator ended inside the function: give next() a default")
         error = told
     where = "at the end of the input" if item is None or item < 0 else f"item {item} of the input"
-    add_note(error, f"{where}, in {step}")
-    return Failure(error)
+    return Failure(marked(error, f"{where}, in {step}", step))
+
+
+def _interrupts(error: BaseException) -> bool:
+    """Whether this is Ctrl-C, which comes to the main thread, or ends a thread; elsewhere a function raised it."""
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    return isinstance(error, Stopped) or threading.get_ident() == threading.main_thread().ident
 
 
 def wrong(step: str, message: str, item: int | None = None) -> UserFunctionError:
@@ -71,9 +81,9 @@ def _call_each(f: Callable[[Any], Any], chunk: Chunk, step: str) -> list[Any]:
                 break
             error: BaseException = wrong(step, "raised StopIteration")
             add_note(error, "an iterator ended inside the function: give next() a default")
-        except KeyboardInterrupt:
-            raise
         except BaseException as raised:
+            if _interrupts(raised):
+                raise
             error = raised
         out.append(failure(error, chunk.numbers()[len(out)], step))
         chunk.failed += 1
@@ -205,8 +215,9 @@ class MapBatches(Map):
             try:
                 made = self._list(values[start:end], numbers[start])
             except BaseException as error:
-                add_note(error, f"the call was for items {numbers[start]} to {numbers[end - 1]}")
-                made = [failure(error, numbers[start], self.name)]
+                failed = failure(error, numbers[start], self.name)
+                mark(failed.error, f"the call was for {place_of(numbers[start], numbers[end - 1])}", self.name)
+                made = [failed]
                 chunk.failed += 1
             out += made
             origins += numbers[start : start + len(made)]

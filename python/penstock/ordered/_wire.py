@@ -10,6 +10,7 @@ Trust: both ends of the socket belong to one user, who started the other one and
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import io
 import itertools
@@ -82,7 +83,8 @@ def dumps(value: Any, buffers: list[Any] | None = None) -> bytes:
     pickler = pickle.Pickler(out, 5, buffer_callback=aside)
     arrow = sys.modules.get("pyarrow")
     if arrow is not None:
-        pickler.dispatch_table = {arrow.RecordBatch: _reduce_batch}
+        # It stands in place of that of all.
+        pickler.dispatch_table = copyreg.dispatch_table | {arrow.RecordBatch: _reduce_batch}
     try:
         pickler.dump(value)
     except Exception:

@@ -264,19 +264,31 @@ class OrderedFunction:
             items = (row for batch in batches for row in batch.to_pylist())
         rows = _Rows(self.schema, f"{self.run.what}, result")
         with contextlib.closing(self.run.results(items, unit)) as results:  # type: ignore[type-var]
-            for number, result in enumerate(results):
-                if isinstance(result, (pa.RecordBatch, pa.Table)):
-                    yield from rows.flush()
-                    parts = result.to_batches() if isinstance(result, pa.Table) else [result]
-                    for part in parts:
-                        yield part if self.schema is None else self._fit(part, number)
-                else:
-                    yield from rows.add(result, number)
+            try:
+                for number, result in enumerate(results):
+                    if isinstance(result, (pa.RecordBatch, pa.Table)):
+                        yield from rows.flush()
+                        parts = result.to_batches() if isinstance(result, pa.Table) else [result]
+                        for part in parts:
+                            yield part if self.schema is None else self._fit(part, number)
+                    else:
+                        yield from rows.add(result, number)
+            except Exception:
+                yield from rows.flush()  # an earlier row that is refused goes before
+                raise
         yield from rows.flush()
 
     def _fit(self, batch: pa.RecordBatch, number: int) -> pa.RecordBatch:
         assert self.schema is not None
         return conform(batch, self.schema, f"{self.run.what}, result {number}{_partition()}:")
+
+
+class _Refused(Exception):
+    """A row among those held is none."""
+
+    def __init__(self, place: int, what: str) -> None:
+        super().__init__(place, what)
+        self.place, self.what = place, what
 
 
 class _Rows:
@@ -299,12 +311,17 @@ class _Rows:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Give what is held."""
+        """Give what is held; before a row that is refused, those before it."""
         if self._held:
             assert self.schema is not None
-            columns = zip(*self._held, strict=True)
-            arrays = [self._column(values, kind) for values, kind in zip(columns, self.schema, strict=True)]
-            self._held = []
+            held, self._held = self._held, []
+            columns = zip(*held, strict=True)
+            try:
+                arrays = [self._column(values, kind) for values, kind in zip(columns, self.schema, strict=True)]
+            except _Refused as refused:
+                self._held = held[: refused.place]
+                yield from self.flush()
+                raise self._refused(self._first + refused.place, refused.what) from refused.__cause__
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _values(self, row: Any, number: int) -> tuple[Any, ...]:
@@ -329,13 +346,12 @@ class _Rows:
                 try:
                     pa.array([value], field.type)
                 except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                    raise self._refused(
-                        self._first + place, f"has {short(value)} in column {field.name!r}, expected {field.type}"
-                    ) from error
+                    what = f"has {short(value)} in column {field.name!r}, expected {field.type}"
+                    raise _Refused(place, what) from error
             raise
         if column.null_count and not field.nullable:
             place = values.index(None)
-            raise self._refused(self._first + place, f"has a null in column {field.name!r}, which is NOT NULL")
+            raise _Refused(place, f"has a null in column {field.name!r}, which is NOT NULL")
         return column
 
     def _refused(self, number: int, what: str) -> SchemaError:
