@@ -467,10 +467,11 @@ def _drawn(name: str) -> list[Line]:
     if name == "migration":
         curves = {"series": [[0.0, 0.2, 0.3], [0.25, 0.2, 9.0]], "restart_series": [[0.0, 0.2, 0.3], [0.25, 0.4, 90.0]]}
         times = {"duration_s": 0.01, "restart_duration_s": 0.4}
+        sizes = [(100, 256, 0.5), (100, 512, 0.5), (100, 64, 0.5), (900, 64, 0.5), (100, 64, 0.25), (100, 64, 0.75)]
         return [
-            made(name, f"{t} {s} vs x", 30.0, strategy=s, transport=t, keys=k, bins=256, **curves, **times)
+            made(name, f"{t} {s} vs x", 30.0, strategy=s, transport=t, keys=k, bins=b, offered=o, **curves, **times)
             for t in ("threads", "tcp")
-            for k in (100, 900)
+            for k, b, o in sizes
             for s in ("all-at-once", "fluid")
         ]
     if name == "join":

@@ -52,6 +52,7 @@ BENCHES: tuple[Bench, ...] = (
         "bins-overhead", "core", "count per key with 2^4 to 2^20 bins, 2^10 and 2^20 keys, beside no bins and timely"
     ),
     Bench("migration", "core", "latency while a quarter of the state moves, by strategy, beside stop and restart"),
+    Bench("hot-first", "core", "how long rows wait for hot bins that move: asked for, beside the order of the control"),
     Bench("join", "core", "the cost of being joinable; latency through two joins and a leave, threads and TCP"),
     Bench("faucet-overhead", "core", "cliques as a dataflow, bounded, w1 and w2, beside no flow control"),
     Bench("faucet-memory", "core", "peak memory of the same over the size of the graph, beside no flow control"),

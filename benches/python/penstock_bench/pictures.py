@@ -165,12 +165,14 @@ def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
 def _migration(figure: Figure, lines: Sequence[Line]) -> None:
     """Latency over time for each strategy, in process and over TCP; the greatest latency over the duration of moves.
 
-    Lines of an older version have what the moves add to the latency at rest.
+    Below, where there are sweeps: the greatest latency over bins, keys and load, over TCP.
     """
-    panels = figure.subplots(1, 3)
+    sweeps = [(axis, *found) for axis in ("bins", "keys", "offered") if (found := _sweep(lines, axis))]
+    panels = figure.subplots(2 if sweeps else 1, 3, squeeze=False)
+    first, second = panels[0], panels[1] if sweeps else ()
     strategies = [name for name in _STRATEGIES if any(line["conditions"]["strategy"] == name for line in lines)]
-    for axes, transport in zip(panels, ("threads", "tcp"), strict=False):
-        own = [line["conditions"] for line in lines if line["conditions"]["transport"] == transport]
+    for axes, transport in zip(first, ("threads", "tcp"), strict=False):
+        own = [line["conditions"] for line in _at_half(lines) if line["conditions"]["transport"] == transport]
         if not own:
             axes.set_axis_off()
             continue
@@ -187,23 +189,56 @@ def _migration(figure: Figure, lines: Sequence[Line]) -> None:
             f"{'in process' if transport == 'threads' else 'over TCP'}: {keys:,} keys, {bins:,} bins", fontsize=10
         )
         axes.set_xlabel("seconds")
-    panels[0].set_ylabel("greatest latency of 250 ms, ms")
+    first[0].set_ylabel("greatest latency of 250 ms, ms")
     for line in lines:
         facts = line["conditions"]
         style = {"color": _COLORS[strategies.index(facts["strategy"])], "ls": "none", "ms": 5}
         style["mfc"] = "none" if line["ratio"] is None else style["color"]
-        panels[2].plot(facts["duration_s"], line["ours"], "os"[facts["transport"] == "tcp"], **style)
-        panels[2].plot(facts["restart_duration_s"], line["peer"], "x", color=_FREE, ms=5)
-    panels[2].set_title("each move: in process (dots), over TCP (squares); hollow: not above rest", fontsize=8)
-    panels[2].set_xlabel("duration, seconds")
-    panels[2].set_ylabel("latency more than at rest, ms" if lines[0]["unit"] == "ms more" else "greatest latency, ms")
-    panels[2].set_xscale("log")
-    _plain(panels[2].xaxis)
-    for axes in panels:
+        first[2].plot(facts["duration_s"], line["ours"], "os"[facts["transport"] == "tcp"], **style)
+        first[2].plot(facts["restart_duration_s"], line["peer"], "x", color=_FREE, ms=5)
+    first[2].set_title("each move: in process (dots), over TCP (squares); hollow: not above rest", fontsize=8)
+    first[2].set_xlabel("duration, seconds")
+    first[2].set_ylabel("greatest latency, ms")
+    first[2].set_xscale("log")
+    _plain(first[2].xaxis)
+    for axes, (axis, own, fixed) in zip(second, sweeps, strict=False):
+        for strategy in strategies:
+            found = sorted((line for line in own if line["conditions"]["strategy"] == strategy), key=_by(axis))
+            at = [line["conditions"][axis] for line in found]
+            axes.plot(at, [line["ours"] for line in found], "s-", color=_COLORS[strategies.index(strategy)], ms=4, lw=1)
+        axes.plot(at, [line["peer"] for line in found], "x:", color=_FREE, ms=4, lw=1)
+        axes.set_title(f"over TCP, {fixed}", fontsize=10)
+        axes.set_xlabel({"bins": "bins", "keys": "keys", "offered": "records, of what there is room for"}[axis])
+        if axis != "offered":
+            axes.set_xscale("log", base=2)
+    for axes in second[len(sweeps) :]:
+        axes.set_axis_off()
+    if sweeps:
+        second[0].set_ylabel("greatest latency, ms")
+    for axes in panels.flat:
         axes.set_yscale("log")
         _plain(axes.yaxis)
     figure.suptitle("A quarter of the state moves and comes back, at half load", x=0.01, ha="left")
-    _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
+    _legend(figure, next((axes for axes in first[:2] if axes.lines), first[0]))
+
+
+def _at_half(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["conditions"]["offered"] == 0.5]
+
+
+def _sweep(lines: Sequence[Line], axis: str) -> tuple[list[Line], str] | None:
+    """Lines over TCP of most values of one condition, the others as they are in most of these, and what these are."""
+    of_axis: dict[tuple[Any, ...], list[Line]] = {}
+    others = [name for name in ("keys", "bins", "offered") if name != axis]
+    for line in lines:
+        if line["conditions"]["transport"] == "tcp":
+            of_axis.setdefault(tuple(line["conditions"][name] for name in others), []).append(line)
+    if not of_axis:
+        return None
+    fixed, own = max(of_axis.items(), key=lambda found: (len(_distinct(found[1], axis)), found[0]))
+    told = dict(zip(others, fixed, strict=True))
+    words = [f"{told[name]:,} {name}" for name in ("keys", "bins") if name in told]
+    return (own, ", ".join(words)) if len(_distinct(own, axis)) > 2 else None
 
 
 def _join(figure: Figure, lines: Sequence[Line]) -> None:
@@ -316,6 +351,7 @@ _NEEDED = {
         "transport",
         "keys",
         "bins",
+        "offered",
         "duration_s",
         "restart_duration_s",
         "series",

@@ -2,6 +2,7 @@
 //!
 //! Owns: the table of the benches and the command line. `penstock bench` starts it; alone it works as well.
 
+use std::io::BufReader;
 use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
@@ -35,6 +36,11 @@ const BENCHES: &[(&str, &str, Run)] = &[
         "latency of a count while a quarter of its state moves, beside stopping and restarting",
         migration::run,
     ),
+    (
+        "hot-first",
+        "how long rows wait for hot bins that move: asked for, beside the order of the control",
+        migration::hot_first,
+    ),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
     ("queues", "items of skewed partitions: the hybrid queue beside the partitioned and the shared one", queues::run),
     ("reorder", "items leave in order: without a lock, beside a lock, a flag, oneTBB and rayon", reorder::run),
@@ -49,6 +55,7 @@ enum Asked {
     Side,
     Flow,
     Nexmark,
+    MigrationWorker,
     CliqueMemory(Vec<String>),
     Steady(Vec<String>),
     Bench(usize, Options),
@@ -62,44 +69,14 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Ok(Asked::Side) => match side::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => {
-                eprintln!("penstock-bench: {message}");
-                ExitCode::FAILURE
-            }
-        },
-        Ok(Asked::Flow) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => {
-                eprintln!("penstock-bench: {message}");
-                ExitCode::FAILURE
-            }
-        },
-        Ok(Asked::Nexmark) => match nexmark::serve(std::io::stdin().lock()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => {
-                eprintln!("penstock-bench: {message}");
-                ExitCode::FAILURE
-            }
-        },
-        Ok(Asked::Steady(words)) => match join::serve(&words) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(message) => {
-                eprintln!("penstock-bench: {message}");
-                ExitCode::FAILURE
-            }
-        },
-        Ok(Asked::CliqueMemory(words)) => match clique_child::serve(&words) {
-            Ok(answer) => {
-                println!("{answer}");
-                ExitCode::SUCCESS
-            }
-            Err(message) => {
-                eprintln!("penstock-bench: {message}");
-                ExitCode::FAILURE
-            }
-        },
+        Ok(Asked::Side) => ended(side::serve(std::io::stdin().lock(), std::io::stdout().lock())),
+        Ok(Asked::Flow) => ended(faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock())),
+        Ok(Asked::Nexmark) => ended(nexmark::serve(std::io::stdin().lock())),
+        Ok(Asked::MigrationWorker) => {
+            ended(migration::serve(BufReader::new(std::io::stdin()), std::io::stdout().lock()))
+        }
+        Ok(Asked::Steady(words)) => ended(join::serve(&words)),
+        Ok(Asked::CliqueMemory(words)) => ended(clique_child::serve(&words).map(|answer| println!("{answer}"))),
         Ok(Asked::Bench(at, options)) => {
             let (name, _, run) = BENCHES[at];
             if options.quick {
@@ -120,6 +97,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// What a process says at its end that serves a bench.
+fn ended(served: Result<(), String>) -> ExitCode {
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("penstock-bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
     let mut options = Options::default();
     let mut chosen = None;
@@ -134,6 +122,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--flow" => return Ok(Asked::Flow),
             "--steady" => return Ok(Asked::Steady(arguments.collect())),
             "--nexmark" => return Ok(Asked::Nexmark),
+            "--migration-worker" => return Ok(Asked::MigrationWorker),
             "--clique-memory" => return Ok(Asked::CliqueMemory(arguments.collect())),
             "--quick" => options.quick = true,
             "--seconds" => {

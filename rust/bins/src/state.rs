@@ -138,6 +138,7 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     ahead: Option<Ahead<T>>,
     /// Bins that have come in this run.
     came: Vec<u32>,
+    hot_first: bool,
     wake: Activator,
 }
 
@@ -172,7 +173,13 @@ where
     O: 'static,
     L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError>,
 {
-    pub(crate) fn new(ports: Ports<T, D, P, O>, shared: Rc<Shared<T, S, P>>, wake: Activator, logic: L) -> Self {
+    pub(crate) fn new(
+        ports: Ports<T, D, P, O>,
+        shared: Rc<Shared<T, S, P>>,
+        hot_first: bool,
+        wake: Activator,
+        logic: L,
+    ) -> Self {
         let (arrivals, stash) = (Arrivals::new(), BTreeMap::new());
         let senders = BTreeMap::new();
         Self {
@@ -186,6 +193,7 @@ where
             begun: None,
             ahead: None,
             came: Vec::new(),
+            hot_first,
             wake,
         }
     }
@@ -308,7 +316,9 @@ where
             }
             self.apply_ahead(time, &mut ahead)?;
         }
-        self.ask(&mut ahead);
+        if self.hot_first {
+            self.ask(&mut ahead);
+        }
         self.ahead = Some(ahead);
         Ok(())
     }

@@ -52,6 +52,8 @@ pub struct Config<T, S: BinState> {
     /// Bytes of state that this worker may have under way to other processes: encoded, and not yet taken in there. Less than one
     /// chunk may come on top.
     pub ship_bytes: usize,
+    /// Whether this worker asks others for the bins that its rows wait for, so that these come first; else bins come in the order of the control.
+    pub hot_first: bool,
     /// Counters, shared by the workers of this process.
     pub stats: Arc<Stats<T>>,
 }
@@ -74,6 +76,7 @@ impl<T, S: BinState + Default> Config<T, S> {
             begins: Rc::new(|_| None),
             record: false,
             ship_bytes: SHIP_BYTES,
+            hot_first: true,
             stats,
         }
     }
@@ -157,7 +160,7 @@ where
 {
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());
-    let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, stats } = config;
+    let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, hot_first, stats } = config;
     for (bin, worker) in routing.bins_owned() {
         if worker as usize >= peers {
             return Err(BinsError::AbsentOwner { bin, worker });
@@ -234,7 +237,7 @@ where
     builder.build(|capabilities| {
         drop(capabilities);
         let ports = state::Ports { data, states, output, told };
-        let mut operator = StateOperator::new(ports, shared, wake, logic);
+        let mut operator = StateOperator::new(ports, shared, hot_first, wake, logic);
         move |frontiers| operator.run(frontiers)
     });
     told_stream.connect_loop(around);

@@ -97,6 +97,7 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
             begins: std::rc::Rc::new(|_| None),
             record: false,
             ship_bytes,
+            hot_first: true,
             stats: Arc::clone(&process.stats),
         };
         let (mut data, control, counts) = worker.dataflow::<u64, _>("heavy", |scope| {

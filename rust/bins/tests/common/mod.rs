@@ -294,6 +294,7 @@ pub fn config_with(
         begins: Rc::new(|_| None),
         record: false,
         ship_bytes: penstock_bins::SHIP_BYTES,
+        hot_first: true,
         stats: Arc::clone(&process.stats),
     }
 }

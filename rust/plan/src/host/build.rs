@@ -672,6 +672,7 @@ fn keyed_step(
         begins: Rc::new(move |time: &FlowTime| (journal && time.slice < MARK).then_some(time.epoch)),
         record: config.record,
         ship_bytes: config.ship_bytes,
+        hot_first: true,
         stats: op.stats.clone(),
     };
     let mut meter = Meter::new(op.stats.clone(), config.bits);

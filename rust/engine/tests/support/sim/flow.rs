@@ -164,6 +164,7 @@ impl Loop {
             begins: Rc::new(|time: &FlowTime| (time.slice < MARK).then_some(time.epoch)),
             record: true,
             ship_bytes: 64, // several pieces a bin
+            hot_first: true,
             stats: Arc::new(Stats::new()),
         };
         let made = Made::default();
