@@ -38,8 +38,12 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         without_links(monkeypatch)
     if request.param != "objects":
         return open_storage(str(tmp_path / "deep" / "down"))
-    # What an object store does, on files: pyarrow's own twin of one.
-    return _storage._Objects("s3://x", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), "deep/down")
+    return objects(tmp_path, "deep/down")
+
+
+def objects(path: Path, base: str = ".") -> Storage:
+    """What an object store does, on files: pyarrow's own twin of one."""
+    return _storage._Objects("s3://x", SubTreeFileSystem(str(path), LocalFileSystem()), base)
 
 
 def test_what_was_written_is_read_whole_and_in_parts(storage: Storage) -> None:
@@ -70,11 +74,13 @@ def test_an_object_that_is_read_in_parts_is_opened_once(tmp_path: Path, monkeypa
     storage = _storage._Objects("s3://x", cast(Any, Counting()), str(tmp_path))
     for name in "abc":
         (tmp_path / name).write_bytes(b"0123456789")
-    assert [storage.read("a", at, 3) for at in (0, 3, 9, 20)] == [b"012", b"345", b"9", b""]
+    assert [storage.read("a", at, 3) for at in (0, 3)] == [b"012", b"345"]
     assert opened == ["a"]
-    assert storage.read("a") == b"0123456789" and opened == ["a", "a"], "whole ones are read once"
+    assert [storage.read("a", at, 3) for at in (9, 20)] == [b"9", b""]
+    assert opened == ["a"] * 3, "what ends too early may have been put back since"
+    assert storage.read("a") == b"0123456789" and opened == ["a"] * 4, "whole ones are read once"
     assert [storage.read(name, 1, 1) for name in "bcab"] == [b"1"] * 4
-    assert opened[2:] == ["b", "c", "a", "b"], "no more than two stay open"
+    assert opened[4:] == ["b", "c", "a", "b"], "no more than two stay open"
     storage._files["b"][0].close()
     with pytest.raises(ValueError, match="closed"):
         storage.read("b", 1, 1)
@@ -86,11 +92,51 @@ def test_an_object_that_is_read_in_parts_is_opened_once(tmp_path: Path, monkeypa
 
     storage._files["b"] = Broken(), 10
     assert storage.read("b", 3, 2) == b"34" and storage.read("b", 5, 1) == b"5"
-    assert opened[6:] == ["b", "b"]
+    assert opened[8:] == ["b", "b"]
     (tmp_path / "a").unlink()
     storage._files.clear()
     with pytest.raises(FileNotFoundError):
         storage.read("a", 0, 1)
+
+
+def test_an_object_that_was_put_back_is_read_whole(tmp_path: Path) -> None:
+    """A copy that was too short when it was opened, and is there again."""
+    storage = objects(tmp_path)
+    (tmp_path / "a").write_bytes(b"0123456789")
+    assert storage.read("a", 0, 20) == b"0123456789"
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").write_bytes(b"0123456789abcdefghij")
+    assert storage.read("a", 5, 10) == b"56789abcde"
+
+
+@pytest.mark.parametrize("kind", ["folder", "objects"])
+def test_what_cannot_go_keeps_nothing_else(tmp_path: Path, kind: str) -> None:
+    storage = open_storage(str(tmp_path)) if kind == "folder" else objects(tmp_path)
+    (tmp_path / "manifest-1").mkdir()
+    (tmp_path / "manifest-1" / "stays").touch()
+    others = ["manifest-2", "manifest-3", *(f"data-{number}" for number in range(40))]
+    for name in others:
+        storage.write(name, [b"x"])
+    with pytest.raises(OSError, match="manifest-1"):
+        storage.delete(["manifest-1", *others, "never there"])
+    assert [path.name for path in tmp_path.iterdir()] == ["manifest-1"]
+
+
+def test_kinds_go_one_after_the_other_and_names_are_drawn_as_they_go(tmp_path: Path) -> None:
+    """So that no manifest names what is gone, and whoever draws may end it."""
+    storage = objects(tmp_path)
+    names = [f"{kind}-{number}" for kind in ("manifest", "data") for number in range(30)]
+    for name in names:
+        storage.write(name, [b"x"])
+
+    def drawn() -> Iterator[str]:
+        for name in names[:45]:
+            if name.startswith("data"):
+                assert not list(tmp_path.glob("manifest-*"))
+            yield name
+
+    storage.delete(drawn())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[45:])
 
 
 def test_the_second_creator_of_a_name_is_told(storage: Storage) -> None:

@@ -26,6 +26,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import wraps
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import quote, unquote
@@ -42,6 +43,9 @@ OWN_FOLDER = "_penstock"
 
 #: Files of an object store that stay open: more than a manifest has, which is merged beyond 64. They hold no socket.
 _OPEN_FILES = 256
+
+#: Objects that are deleted at one time.
+_AT_ONCE = 8
 
 #: Bytes that can be written.
 Piece = bytes | bytearray | memoryview
@@ -123,7 +127,11 @@ class Storage(Protocol):
         """Write a file where there is none of that name; whether it did."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove files, in this order; those that are not there are no error."""
+        """Remove files; those that are not there are no error.
+
+        Of the same kind (what stands before the first ``-``) several at a time, kinds one after the other. One that
+        cannot go keeps no other; the error of the first such is raised when all have been tried.
+        """
 
 
 def open_storage(url: str) -> Storage:
@@ -330,6 +338,41 @@ def _fill(file: BinaryIO, pieces: Iterable[Piece]) -> int:
     return size
 
 
+def _each(act: Callable[[str], None], names: Iterable[str], at_once: int) -> None:
+    """Do it for each name, as `Storage.delete` says; names are drawn as they are needed."""
+    errors: list[Exception] = []
+
+    def one(name: str) -> None:
+        try:
+            act(name)
+        except Exception as error:
+            errors.append(error)
+
+    def together(names: Iterable[str]) -> None:
+        """Few at a time, and each only when one before it has ended."""
+        drawn, left = iter(names), threading.Lock()
+
+        def draw() -> None:
+            while True:
+                with left:
+                    name = next(drawn, None)
+                if name is None:
+                    return
+                one(name)
+
+        threads = [threading.Thread(target=draw, name="penstock-delete", daemon=True) for _ in range(at_once - 1)]
+        for thread in threads:
+            thread.start()
+        draw()
+        for thread in threads:
+            thread.join()
+
+    for _, kind in groupby(names, lambda name: name.partition("-")[0]):
+        together(kind)
+    if errors:
+        raise errors[0]
+
+
 class _Folder:
     """A folder of a file system.
 
@@ -385,8 +428,7 @@ class _Folder:
         return True
 
     def delete(self, names: Iterable[str]) -> None:
-        for name in names:
-            (self._path / name).unlink(missing_ok=True)
+        _each(lambda name: (self._path / name).unlink(missing_ok=True), names, 1)
 
     def _beside(self, name: str, pieces: Iterable[Piece]) -> tuple[Path, int]:
         """Write and sync a file under another name."""
@@ -434,7 +476,7 @@ class _Objects:
     """A folder of an object store, by pyarrow.
 
     To open a file there is a request, which tells its size. So files of which parts are read stay open for the next
-    part, since their content never changes; one that cannot be read any more is opened again, once.
+    part, since their content never changes; one that cannot be read any more, or ends too early, is opened again, once.
 
     Invariant: what is raised has no credentials, which the texts of stores may have.
     """
@@ -468,8 +510,11 @@ class _Objects:
         with self._lock:
             known = self._files.pop(name, None)
         if known is not None:
+            # One that was put back is longer than what was opened.
             with suppress(OSError):
-                return self._part(name, known, offset, length)
+                found = self._part(name, known, offset, length)
+                if len(found) == length:
+                    return found
         file = self._system.open_input_file(self._path(name))
         return self._part(name, (file, file.size()), offset, length)
 
@@ -520,6 +565,9 @@ class _Objects:
 
     @_masked
     def delete(self, names: Iterable[str]) -> None:
-        for name in names:
+        def one(name: str) -> None:
             with suppress(FileNotFoundError):
                 self._system.delete_file(self._path(name))
+
+        # To delete one takes up to three requests, one after the other.
+        _each(one, names, _AT_ONCE)

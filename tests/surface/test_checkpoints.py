@@ -6,12 +6,14 @@ import errno
 import logging
 import os
 import queue
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_support import wait_for
 from penstock._storage import Entry, Piece, open_storage
 from penstock.spark._engine.checkpoints import Checkpoints
 
@@ -54,11 +56,13 @@ class Protocol:
     """Asks a checkpoint as the protocol does, and hears what comes back."""
 
     def __init__(self, storage: Any, nonce: int) -> None:
-        self.nonce, self.number = nonce, 0
+        self.nonce, self.number, self.closed = nonce, 0, False
         self._effects: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self._heard: queue.Queue[Any] = queue.Queue()
         self.aside: queue.Queue[tuple[str, str, Exception | None]] = queue.Queue()
-        Checkpoints(self, lambda _query: storage, "localhost:1", nonce, lambda *told: self.aside.put(told))  # type: ignore[arg-type]
+        executor: Any = self
+        tell = lambda *told: self.aside.put(told)  # noqa: E731
+        self.checkpoints = Checkpoints(executor, lambda _: storage, "localhost:1", nonce, tell)
 
     def perform(self, **effects: Callable[[Mapping[str, Any]], None]) -> None:
         self._effects.update(effects)
@@ -66,11 +70,17 @@ class Protocol:
     def post(self, event: Any) -> None:
         self._heard.put(event)
 
-    def ask(self, effect: str, **facts: Any) -> Any:
+    def order(self, effect: str, **facts: Any) -> None:
         self._effects[effect]({"ticket": 7, "query": QUERY, **facts})
+
+    def hear(self) -> Any:
         told = self._heard.get(timeout=30)["Stored"]
         assert told["ticket"] == 7
         return told["outcome"]
+
+    def ask(self, effect: str, **facts: Any) -> Any:
+        self.order(effect, **facts)
+        return self.hear()
 
     def ask_aside(self, effect: str, **facts: Any) -> tuple[str, str, Exception | None]:
         """Of what the protocol does not wait for."""
@@ -124,6 +134,48 @@ def test_how_it_ended_that_files_were_to_go_is_told(caplog: pytest.LogCaptureFix
     assert not caplog.records, "by whom it is told"
     _, what, error = one.ask_aside("WriteShown", shown={"query": QUERY, "batch": 3})
     assert what == "notes" and isinstance(error, ValueError), "a note that is none"
+
+
+def test_nothing_is_deleted_once_the_checkpoint_is_read_again_or_the_engine_has_closed() -> None:
+    """Files of these names may have been put back: the one that is being deleted is the last."""
+
+    class Slow(Shared):
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun, self.goes_on = threading.Event(), threading.Event()
+
+        def delete(self, names: Iterable[str]) -> None:
+            for name in names:
+                self.begun.set()
+                assert self.goes_on.wait(30)
+                self.files.pop(name, None)
+
+    for closes in (False, True):
+        store = Slow()
+        store.files = dict.fromkeys("abc", b"")
+        one = Protocol(store, 11)
+        one.order("Delete", names=["a", "b", "c"])
+        assert store.begun.wait(30)
+        if closes:
+            one.closed = True
+        else:
+            one.order("ReadCheckpoint")
+            wait_for(lambda one=one: one.checkpoints._deleting[QUERY][0].is_set(), what="it is told to end")  # type: ignore[misc]
+        store.goes_on.set()
+        assert one.hear() == {"Ok": "Deleted"} and one.aside.get(timeout=30) == (QUERY, "deletes", None)
+        assert closes or "Contents" in one.hear()["Ok"]
+        assert sorted(store.files) == ["b", "c"] and one.checkpoints._deleting == {}
+
+
+def test_a_claim_of_which_the_store_shows_a_part_is_nobody_s() -> None:
+    """As where writing it broke off, on stores that show files before they are whole."""
+    store = Shared()
+    one = Protocol(store, 11)
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    [name] = store.files
+    store.files[name] = store.files[name][:-3]
+    [(kind, reason)] = one.claim(1)["Err"].items()
+    assert kind == "Unavailable" and f"{name} is no whole claim" in reason
 
 
 def test_what_a_store_refuses_is_told_without_its_credentials(caplog: pytest.LogCaptureFixture) -> None:

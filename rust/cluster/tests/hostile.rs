@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,11 +65,18 @@ fn proof(body: &[u8]) -> Vec<u8> {
 }
 
 /// The other side has ended the connection without saying anything more.
-fn ended(mut stream: TcpStream) {
+/// What says that there is no room.
+const CROWDED: &[u8] = b"pnsk\x02\x07\0\0";
+
+fn rest_of(mut stream: TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     // A reset is an end, too: it is what unread input turns a close into.
     let _ = stream.read_to_end(&mut rest);
-    assert_eq!(rest, b"");
+    rest
+}
+
+fn ended(stream: TcpStream) {
+    assert_eq!(rest_of(stream), b"");
 }
 
 /// A conversation that succeeds; returns what the client said.
@@ -331,7 +338,7 @@ fn at_most_64_connections_may_be_unauthenticated_and_24_of_a_host_that_is_not_kn
         let before = registry.metrics();
         let idle: Vec<TcpStream> = (0..room).map(|_| dial(registry.address())).collect();
         // They are accepted in order, so this one is one too many.
-        ended(dial(registry.address()));
+        assert_eq!(rest_of(dial(registry.address())), CROWDED);
         assert_eq!(registry.metrics().refused_crowded, before.refused_crowded + 1);
         let turned_away = Session::dial(
             registry.address(),
@@ -389,6 +396,32 @@ fn who_asks_at_a_crowded_port_whether_its_engine_lives_comes_back_and_takes_the_
     assert!(Session::answers(&address, claim, PATIENCE));
     registry.close();
     assert!(!Session::answers(&address, claim, PATIENCE), "nobody listens there any more");
+}
+
+/// Whatever has the port of an engine that is gone, where it does not say that it is crowded.
+#[test]
+fn who_ends_the_question_without_a_word_is_another() {
+    let (claim, patience) = (Secret::new(SECRET).unwrap().claim(), Duration::from_millis(200));
+    for reads in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        thread::scope(|scope| {
+            let answers = scope.spawn(|| Session::answers(&address, claim, patience));
+            listener.set_nonblocking(true).unwrap();
+            while !answers.is_finished() {
+                match listener.accept() {
+                    Ok((mut stream, _)) if reads => drop(stream.read(&mut [0; 100])),
+                    Ok(_) => {}
+                    Err(_) => thread::yield_now(),
+                }
+            }
+            assert!(!answers.join().unwrap(), "reads: {reads}");
+        });
+    }
+    // The port of another engine's member takes it for a malformed greeting.
+    let driver = Driver::new(1);
+    assert!(!Session::answers(&driver.members[0].address, claim, patience));
+    driver.close();
 }
 
 #[test]
@@ -606,7 +639,8 @@ fn honest_work_goes_on_beside_every_attack_and_memory_stays_where_it_is() {
                     for (address, role) in [(registry, Role::Member), (member, Role::Drain)] {
                         let mut stream = dial(address);
                         let _ = stream.write_all(&noise(seed * 1000 + round, 20_000));
-                        ended(stream);
+                        let rest = rest_of(stream);
+                        assert!(rest.is_empty() || rest == CROWDED, "{rest:?}");
                         // In this crowd they may not even be heard.
                         let _ = replay(address, role).and_then(|()| announce(address, role));
                     }

@@ -310,6 +310,8 @@ pub enum Stored {
     },
     /// Written.
     Written,
+    /// Deleted, as far as the store lets it.
+    Deleted,
 }
 
 /// What an engine hears.
@@ -702,8 +704,10 @@ pub enum Effect {
         /// What.
         shown: Shown,
     },
-    /// Delete files of the checkpoint, in this order; no answer.
+    /// Delete files of the checkpoint, in this order.
     Delete {
+        /// The question.
+        ticket: Ticket,
         /// Whose.
         query: QueryId,
         /// Which.

@@ -4,8 +4,9 @@ Owns: one folder for each query whose state is durable, and the threads that wai
 which of them serve and which may go is decided by the protocol; data files are written by members.
 
 Invariants: nothing here holds up the executor: each thing asked of a store has a thread of its own, which ends with
-it, and how it ended comes back as an event, also when the store hangs and nobody waits any more; what the protocol does
-not wait for (notes, and what is deleted) is told by name. A claim is made by
+it, and how it ended comes back as an event, also when the store hangs and nobody waits any more; what no batch waits
+for (notes, and what is deleted) is told by name, too. Nothing is deleted any more once a checkpoint is read again, or
+the engine has closed: what has a name that was to go may have been put back. A claim is made by
 `Storage.create` alone; one that is there already is ours when it carries our nonce: the answer of an earlier try was
 lost.
 """
@@ -17,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Any
 
 from penstock._storage import Storage, shown
@@ -64,6 +66,9 @@ class Checkpoints:
         self._registry = registry
         self._nonce = nonce
         self._told = told
+        self._lock = threading.Lock()
+        #: Query -> what deletes its files: set to end it, and set when it has ended.
+        self._deleting: dict[str, tuple[threading.Event, threading.Event]] = {}
         executor.perform(
             ReadCheckpoint=self._asks("reads", self._read),
             CreateClaim=self._asks("claims", self._claim),
@@ -102,9 +107,9 @@ class Checkpoints:
             outcome = {"Err": {"Unavailable": f"{shown(storage.url)}: {text}"}}
             if not isinstance(error, OSError):
                 log.info("checkpoint %s: %s", shown(storage.url), text, exc_info=failed is error)
-        if "ticket" not in facts:
+        if what in ("notes", "deletes"):
             self._told(facts["query"], what, failed)
-        else:
+        if "ticket" in facts:
             try:
                 self._executor.post({"Stored": {"ticket": facts["ticket"], "outcome": outcome}})
             except EngineError as error:
@@ -115,6 +120,11 @@ class Checkpoints:
     def _read(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         from penstock import _native
 
+        with self._lock:
+            ending, ended = self._deleting.get(facts["query"], (None, None))
+        if ending is not None and ended is not None:
+            ending.set()
+            ended.wait()
         files: list[tuple[str, int, bytes | None]] = []
         failed: Exception | None = None
         patience = time.monotonic() + _PATIENCE_S
@@ -150,7 +160,14 @@ class Checkpoints:
         from penstock import _native
 
         name, content = _native.checkpoint_file("claim", json.dumps(facts["claim"]))
-        return {"Claimed": storage.create(name, content) or storage.read(name) == content}
+        if storage.create(name, content):
+            return {"Claimed": True}
+        found = storage.read(name)
+        [[_, claim]] = json.loads(_native.checkpoint_contents([(name, 0, found)], False))["claims"]
+        if "Ok" not in claim:
+            # As the store shows what is not whole: a try of ours that broke off, or another's that is being written.
+            raise OSError(f"{name} is no whole claim: writing it has broken off (start the query again)")
+        return {"Claimed": found == content}
 
     def _newest(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         from penstock import _native
@@ -181,4 +198,14 @@ class Checkpoints:
         storage.write(name, [content])
 
     def _delete(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
-        storage.delete(facts["names"])
+        ending, ended = threading.Event(), threading.Event()
+        with self._lock:
+            self._deleting[facts["query"]] = ending, ended
+        try:
+            storage.delete(takewhile(lambda _: not (ending.is_set() or self._executor.closed), facts["names"]))
+        finally:
+            with self._lock:
+                if self._deleting.get(facts["query"]) == (ending, ended):
+                    del self._deleting[facts["query"]]
+            ended.set()
+        return "Deleted"

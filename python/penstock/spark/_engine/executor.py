@@ -131,6 +131,11 @@ class Executor:
         """The bins of a query and the parts of those that are split, by keyed step: (prefix, bits, worker)."""
         return self._protocol.bins(query)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is heard any more."""
+        return self._closing
+
     def close(self) -> None:
         """Let the machine close, and end the thread when what it asks for has been done."""
         if not self._thread.is_alive():

@@ -3,11 +3,11 @@
 //! A connection is authenticated on its own thread and, once it is, served there by the handler.
 //! At most [`Limits::pending`] of them are unauthenticated at a time, a quarter of which is kept for
 //! hosts that have authenticated themselves here before, and of the rest a single host that has not
-//! gets half; one more is turned away, and an honest peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
+//! gets half; one more is told so and turned away, and an honest peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
 //! connection and counts. [`Acceptor::close`] ends every connection and joins every thread.
 
 use std::collections::{HashMap, HashSet};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -241,6 +241,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
         }
         let entered = shared.open().room.enter(host, shared.limits.pending);
         if !entered {
+            // It is all that this socket has to take. Who has gone need not know.
+            let _ = (&stream).write_all(&handshake::crowded());
             shared.metrics.refuse(&shared.metrics.refused_crowded);
             continue;
         }

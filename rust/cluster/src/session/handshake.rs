@@ -48,6 +48,7 @@ const PROOF: u8 = 3;
 const TLS_DUE: u8 = 4;
 const ASK: u8 = 5;
 const ALIVE: u8 = 6;
+const CROWDED: u8 = 7;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -84,6 +85,9 @@ pub enum HandshakeError {
     /// The other side ended the connection.
     #[error("the other side ended the connection")]
     Truncated,
+    /// The other side serves as many handshakes as it may.
+    #[error("the other side serves as many handshakes as it may")]
+    Crowded,
     /// More bytes than allowed before authentication.
     #[error("{bytes} bytes before authentication, at most {limit} are allowed")]
     TooLong {
@@ -410,6 +414,16 @@ pub(super) fn tls_due() -> Vec<u8> {
     message(TLS_DUE, &[])
 }
 
+/// Tells whoever comes that there is no room for one more.
+pub(super) fn crowded() -> Vec<u8> {
+    message(CROWDED, &[])
+}
+
+/// Whether it is that what came, also where TLS is due.
+pub(super) fn is_crowded(bytes: &[u8]) -> bool {
+    bytes == crowded()
+}
+
 /// What is left of a handshake's time.
 pub(super) fn left(deadline: Instant) -> Result<Duration, HandshakeError> {
     match deadline.saturating_duration_since(Instant::now()) {
@@ -440,6 +454,9 @@ impl<'a> Wire<'a> {
     pub(super) fn receive(&mut self) -> Result<Vec<u8>, HandshakeError> {
         let mut message = vec![0; HEADER_BYTES];
         self.fill(&mut message)?;
+        if is_crowded(&message) {
+            return Err(HandshakeError::Crowded);
+        }
         let (_, length) = header(&message)?;
         let bytes = self.read + length;
         if bytes > self.limit {

@@ -21,6 +21,7 @@ mod run_mesh;
 mod stream;
 mod tls;
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -177,12 +178,18 @@ impl Session {
     }
 
     /// Whether the registry at `host:port` is that of the engine whose claims have this number: who has taken the port since does not know it.
-    /// One that turns the question away is asked again for so long as `patience`, and counts as that engine's in the end: a crowd at its
-    /// port is no sign of its death. Waits at most as long once more for a connection, and for an answer.
+    /// One that turns the question away is asked again for so long as `patience`, and counts as that engine's in the end where it has said that it
+    /// is crowded: that is no sign of its death. Who ends the connection without a word is somebody else. Waits at most as long once more for a
+    /// connection, and for an answer.
     #[must_use]
     pub fn answers(address: &str, claim: u64, patience: Duration) -> bool {
-        let asked = insisting(address, patience, || Self::ask_once(address, claim, patience));
-        asked.unwrap_or_else(|error| matches!(error, ClusterError::TurnedAway { .. }))
+        let crowded = Cell::new(false);
+        let asked = insisting(address, patience, || {
+            let asked = Self::ask_once(address, claim, patience);
+            crowded.set(crowded.get() || matches!(asked, Err(ClusterError::Handshake(HandshakeError::Crowded))));
+            asked
+        });
+        asked.unwrap_or_else(|error| crowded.get() && matches!(error, ClusterError::TurnedAway { .. }))
     }
 
     fn ask_once(address: &str, claim: u64, patience: Duration) -> Result<bool, ClusterError> {
@@ -380,7 +387,7 @@ fn insisting<T>(
     let mut pause = PAUSES.0;
     for tries in 1.. {
         match attempt() {
-            Err(ClusterError::Handshake(HandshakeError::Truncated)) => {}
+            Err(ClusterError::Handshake(HandshakeError::Truncated | HandshakeError::Crowded)) => {}
             done => return done,
         }
         let waited = began.elapsed();

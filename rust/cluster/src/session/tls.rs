@@ -17,7 +17,7 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
 
 use super::certificates::{self, Authority, Leaf};
-use super::handshake::{HandshakeError, left};
+use super::handshake::{self, HandshakeError, left};
 use super::{Limits, Role};
 
 /// The first byte of a TLS connection: a handshake record.
@@ -140,6 +140,9 @@ fn complete(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(HandshakeError::from_io(error)),
         };
+        if read == 0 && handshake::is_crowded(&bytes[..came]) {
+            return Err(HandshakeError::Crowded);
+        }
         read += came;
         if read > limits.handshake_bytes {
             return Err(HandshakeError::TooLong { bytes: read, limit: limits.handshake_bytes });

@@ -580,8 +580,8 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     // The port of a stopped process: the system accepts connections, nobody serves them.
     let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = stopped.local_addr().unwrap().to_string();
-    let limits = Limits::patient(Duration::from_millis(300));
-    assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
+    let limits = Limits::patient(Duration::from_millis(900));
+    assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(150)));
     let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");

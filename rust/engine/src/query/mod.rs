@@ -221,6 +221,7 @@ enum Asked {
     Recut { handle: Handle, recut: Recut },
     Merge { names: BTreeSet<String> },
     Collect,
+    Delete,
 }
 
 /// See the module.
@@ -533,7 +534,8 @@ impl Query {
     /// What was asked for the present attempt is moot.
     fn forget_questions(&mut self) {
         self.asked.retain(|_, asked| {
-            matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. } | Asked::Merge { .. } | Asked::Collect)
+            use Asked::*;
+            matches!(asked, Migrate { .. } | Recut { .. } | Merge { .. } | Collect | Delete)
         });
     }
 
@@ -557,7 +559,7 @@ impl Query {
     fn stored(&mut self, asked: Asked, outcome: Result<Stored, StoreError>, view: &mut View<'_>) {
         match (asked, outcome) {
             (Asked::Collect, Ok(Stored::Contents(contents))) => self.collect(&contents, view),
-            (Asked::Collect, _) => {}
+            (Asked::Collect | Asked::Delete, _) => {}
             (asked, Err(error @ StoreError::Damaged { .. })) => {
                 let StoreError::Damaged { name, reason } = error else { unreachable!("just matched") };
                 drop(asked);

@@ -624,7 +624,8 @@ impl Query {
         let Some(committed) = self.committed.filter(|_| self.program.durable && self.claim.is_some()) else { return };
         let oldest = self.oldest(committed, view);
         self.kept.retain(|batch, _| *batch >= oldest);
-        if !self.asked.values().any(|asked| matches!(asked, Asked::Collect)) {
+        // A store that is slow to delete is not asked for the same again.
+        if !self.asked.values().any(|asked| matches!(asked, Asked::Collect | Asked::Delete)) {
             let ticket = self.ask(Asked::Collect, view);
             view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone() });
         }
@@ -706,7 +707,8 @@ impl Query {
         let older = contents.claims.iter().map(|(number, _)| *number).filter(|number| Some(*number) < ours);
         names.extend(older.map(Claim::name));
         if !names.is_empty() {
-            view.out.push(Effect::Delete { query: self.id.clone(), names });
+            let ticket = self.ask(Asked::Delete, view);
+            view.out.push(Effect::Delete { ticket, query: self.id.clone(), names });
         }
     }
 }

@@ -138,11 +138,12 @@ impl Script {
                 (ticket, Stored::Written)
             }
             Effect::WriteShown { shown, .. } => return contents.shown.push((shown.name(), Ok(shown))),
-            Effect::Delete { names, .. } => {
+            Effect::Delete { ticket, names, .. } => {
                 contents.shown.retain(|(name, _)| !names.contains(name));
                 contents.claims.retain(|(number, _)| !names.contains(&Claim::name(*number)));
                 contents.manifests.retain(|(name, _)| !names.contains(name));
-                return contents.files.retain(|file| !names.contains(&file.name));
+                contents.files.retain(|file| !names.contains(&file.name));
+                (ticket, Stored::Deleted)
             }
             _ => return,
         };
@@ -792,6 +793,35 @@ fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
         }
         assert!(completes(&script.batch(3), 3));
     }
+}
+
+/// A store that takes longer than a batch to delete; and one that refuses it is asked again.
+#[test]
+fn what_is_being_deleted_is_not_deleted_once_more() {
+    let mut script = Script::durable(2);
+    script.hold = vec!["Delete"];
+    let deletes = |done: &[Effect]| -> Vec<Ticket> {
+        let ticket = |effect: &Effect| match effect {
+            Effect::Delete { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        done.iter().filter_map(ticket).collect()
+    };
+    let mut asked = Vec::new();
+    for epoch in 0..9 {
+        let done = script.batch(epoch);
+        assert!(completes(&done, epoch));
+        asked.extend(deletes(&done));
+    }
+    let [ticket] = asked[..] else { panic!("{asked:?}") };
+    let refused = StoreError::Unavailable("AccessDenied".into());
+    script.hear(Event::Stored { ticket, outcome: Err(refused) });
+    script.hold.clear();
+    script.done.clear();
+    let done = script.batch(9);
+    assert!(completes(&done, 9) && deletes(&done).len() == 1, "{done:?}");
+    let left = &script.store.as_ref().expect("it is durable").manifests;
+    assert!(left.len() <= 4, "{left:?}");
 }
 
 /// As where a driver died while it wrote one, to a store that shows files before they are whole.

@@ -386,13 +386,12 @@ impl World {
                     }
                 });
             }
-            Effect::Delete { names, .. } => {
-                self.soon(40, move |world| {
-                    for name in names {
-                        world.storage.files.remove(&name);
-                    }
-                });
-            }
+            Effect::Delete { ticket, names, .. } => self.store(driver, ticket, |world| {
+                for name in names {
+                    world.storage.files.remove(&name);
+                }
+                Stored::Deleted
+            }),
             Effect::Timer { ticket, after_ms } => {
                 self.after(after_ms, move |world| world.hear(driver, Event::Timer { ticket }));
             }
