@@ -359,7 +359,7 @@ def _pair(first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
     outcomes: list[Any] = [None, None]
 
     def connect(process: int, told: dict[str, Any]) -> None:
-        facts = {"key": secrets.token_bytes(32), "threads": 1, "group": "run", "timeout": 1.0} | told
+        facts = {"key": secrets.token_bytes(32), "threads": 1, "group": "run", "timeout": 3.0} | told
         try:
             with listeners[process].connect(process, addresses, **facts) as seats:
                 outcomes[process] = run_here(seats, lambda worker: worker.barrier().wait())
@@ -376,7 +376,8 @@ def _pair(first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
 
 def test_processes_meet_when_they_agree() -> None:
     secret = secrets.token_bytes(32)
-    assert _pair({"key": secret}, {"key": secret}) == [1, 1]
+    agreed = {"key": secret, "timeout": 60.0}
+    assert _pair(agreed, agreed) == [1, 1]
 
 
 def test_the_main_thread_learns_that_what_it_sent_was_taken() -> None:

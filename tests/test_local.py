@@ -622,14 +622,17 @@ def test_loads_are_measured_and_evened_out() -> None:
 
 def test_a_migration_that_was_cancelled_leaves_the_bins_where_they_are() -> None:
     with counting().start(workers=2) as session:
-        before = session.owners()[0]
-        cut = session.migrate(to=[1] * 256, strategy="fluid")
-        cut.cancel()
-        even = session.migrate(to=before)  # planned from where the bins are then
-        moved = cut.wait(60).bins
-        assert moved < 128 and even.wait(60).bins == moved
-        assert session.owners() == [before]
-        cut.cancel()
+        before, cuts = session.owners()[0], []
+        # On a busy machine all may have moved before it is cancelled.
+        while len(cuts) < 50 and min(cuts, default=128) == 128:
+            cut = session.migrate(to=[1] * 256, strategy="fluid")
+            cut.cancel()
+            even = session.migrate(to=before)  # planned from where the bins are then
+            cuts.append(cut.wait(60).bins)
+            assert even.wait(60).bins == cuts[-1]
+            assert session.owners() == [before]
+            cut.cancel()
+    assert cuts[-1] < 128, cuts
 
 
 def test_what_waits_behind_a_migration_that_is_cancelled_ends_where_it_was_to() -> None:

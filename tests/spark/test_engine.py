@@ -369,11 +369,17 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     during = [entry["routed_rows"] for entry in log if first <= entry["at"] <= last and entry["worker"] == 0]
     assert max(during) > min(during), "rows passed between the first Prepare and the last State"
     # Cancelled: what has moved has moved, and the engine knows which bins those are.
-    cut = engine.migrate(to=before, strategy="fluid", query="moving")
-    cut.cancel()
-    report = cut.wait(60)
-    assert report.bins == len(report.steps) < 256
-    cut.cancel()
+    for _ in range(20):
+        cut = engine.migrate(to=before, strategy="fluid", query="moving")
+        cut.cancel()
+        report = cut.wait(60)
+        assert report.bins == len(report.steps)
+        cut.cancel()
+        if report.bins < 256:
+            break
+        # This machine was too busy to say so earlier.
+        engine.migrate(to=[1 - owner for owner in before], query="moving").wait(60)
+    assert report.bins < 256
     moved = sum(owner == then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
     assert moved == report.bins
     # Both workers send and receive side by side, more and more at once since no step comes near the limit.

@@ -675,7 +675,9 @@ class Engine:
         else:
             chosen = [found for found in self._queries.all() if found.running]
             if not chosen:
-                raise EngineError(f"engine {self.name} has no running query: nothing can move")
+                stands = [f"query {found.name} {found.status}" for found in self._queries.all()]
+                told = "; ".join([f"engine {self.name} has no running query: nothing can move", *stands])
+                raise EngineError(told)
         named = {found.name: found for found in chosen}
         handle = Migration(lambda name: named[name].require_outside(epoch))
         assert self._setup is not None, "a query runs"
