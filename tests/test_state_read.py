@@ -6,24 +6,34 @@ import ast
 import collections
 import csv
 import datetime
+import decimal
 import io
 import json
 import pickle
 import shutil
 import struct
+import subprocess
+import sys
+import types
+import uuid
 import zlib
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as pk
-from penstock import _native, errors, state
+from penstock import _native, _values, errors, state
 from penstock._functions.state import BinState
+from penstock._storage import open_storage
 from penstock.cli import main
+from penstock.spark._engine.query import Query
 
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
 #: Of an engine: tests/spark/test_engine_state.py.
@@ -209,6 +219,71 @@ def test_our_folder_in_sparks_location_is_found(tmp_path: Path, monkeypatch: pyt
         assert state.read(place, AGG).equals(expected)
 
 
+@pytest.fixture
+def both(copy: Path) -> Path:
+    """A folder with the states of two queries: it is ``checkpoint=`` of one and Spark's location of the other."""
+    shutil.copytree(ENGINE, copy / "_penstock")
+    return copy
+
+
+def test_a_folder_with_the_state_of_two_queries_is_refused(
+    both: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(both)
+    for place in (both, f"{both}/", f"file://{both}", "."):
+        for ask in (state.read, state.operators, state.manifests):
+            with pytest.raises(errors.ConfigError, match="two queries have state here") as caught:
+                ask(place)
+            assert f"{both}/_penstock for" in str(caught.value) and f"{both}/. for" in str(caught.value)
+    code, _, err = run(capsys, both)
+    assert code == 1 and "two queries have state here" in err
+    for outer in (f"{both}/.", f"file://{both}/."):
+        assert state.operators(outer).equals(state.operators(KEPT))
+        assert state.read(outer, AGG, 1).equals(state.read(KEPT, AGG, 1))
+    for inner in (both / "_penstock", f"file://{both}/_penstock", "_penstock"):
+        assert state.operators(inner).equals(state.operators(ENGINE))
+    for file in both.glob("manifest-*"):
+        file.unlink()
+    assert state.operators(both).equals(state.operators(ENGINE))
+    with pytest.raises(errors.ConfigError, match="an engine has claimed this checkpoint"):
+        state.operators(f"{both}/.")
+    only(both, "claim-*").unlink()
+    with pytest.raises(errors.ConfigError, match="no state of penstock in this folder: name"):
+        state.operators(f"{both}/.")
+
+
+def test_an_engine_shows_the_state_of_its_own_query(both: Path) -> None:
+    """It knows the folder; the state of another query in it is not its own."""
+
+    def shown(folder: Path) -> pa.Table:
+        query: Any = types.SimpleNamespace(
+            storage=open_storage(str(folder)), _stream=types.SimpleNamespace(committed=lambda: 2), name="q", id="7"
+        )
+        return Query.state(query, AGG)
+
+    assert shown(both).equals(state.read(KEPT, AGG, 2))
+    assert shown(both / "_penstock").equals(state.read(ENGINE, AGG, 2))
+    for file in both.glob("manifest-*"):
+        file.unlink()
+    with pytest.raises(errors.ConfigError, match="has not committed a batch yet"):
+        shown(both)
+
+
+def test_a_batch_may_be_a_number_of_numpys() -> None:
+    one = np.int64(1)
+    assert state.read(KEPT, AGG, one).equals(state.read(KEPT, AGG, 1))
+    assert state.operators(KEPT, one).equals(state.operators(KEPT, 1))
+    assert len(state.read(KEPT, AGG, limit=one)) == 1
+    bad: Any
+    for bad in (True, 1.0, "1"):
+        for ask in (lambda: state.read(KEPT, AGG, bad), lambda: state.operators(KEPT, bad)):  # noqa: B023
+            with pytest.raises(errors.ConfigError) as caught:
+                ask()
+            assert str(caught.value).startswith(f"batch={bad!r}: the number of a batch is an int"), caught.value
+    with pytest.raises(errors.ConfigError, match="no state of batch -1, only of 0, 1, 2"):
+        state.read(KEPT, AGG, np.int64(-1))
+
+
 def test_a_limit_reads_so_many_rows() -> None:
     assert [len(state.read(KEPT, AGG, limit=limit)) for limit in (1, 3, 100)] == [1, 3, 8]
     for bad in (0, -1, True, "2"):
@@ -249,6 +324,26 @@ def test_a_damaged_manifest_hides_its_batch_only(copy: Path) -> None:
     newest.write_bytes(whole[:8] + struct.pack("<H", 9) + whole[10:])
     with pytest.raises(errors.StorageError, match="version 9; this release reads up to 1"):
         state.read(copy, AGG)
+
+
+def test_of_several_damaged_manifests_the_one_that_hides_the_batch_is_named(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    batch, generation, nonce = newest.name.removeprefix("manifest-").split("-")
+
+    def attempt(by: int) -> Path:
+        return newest.with_name(f"manifest-{batch}-{int(generation) + by:020}-{nonce}")
+
+    attempt(-1).write_bytes(b"torn")
+    assert state.read(copy, AGG).equals(state.read(KEPT, AGG)), "an attempt before it came to nothing"
+    newest.write_bytes(newest.read_bytes()[:-3])
+    for damaged in (newest, attempt(1)):
+        if not damaged.exists():
+            damaged.write_bytes(b"torn")
+        with pytest.raises(errors.StorageError, match=rf"file {damaged.name} .*: put back the file; .* read: 0, 1"):
+            state.read(copy, AGG)
+        told = json.loads(_native.checkpoint_manifests([(file.name, file.read_bytes()) for file in copy.iterdir()]))
+        assert told["hidden"] == {"2": damaged.name} and sorted(told["serving"]) == ["0", "1"]
+    assert state.manifests(copy)["serves"].to_pylist() == [True, True, False, False, False]
 
 
 def test_a_missing_torn_or_changed_data_file_is_named(copy: Path) -> None:
@@ -338,7 +433,7 @@ class _Ran:
 def shown(keys: pa.Schema, entries: list[tuple[bytes, bytes]], *, unpickle: bool = False, schema: Any = None) -> Any:
     from penstock._flow.text import encode
 
-    values = state._Values(keys, None if schema is None else encode(schema), unpickle)
+    values = _values.Values(keys, None if schema is None else encode(schema), unpickle)
     block = pa.record_batch({"key": pa.array([k for k, _ in entries], pa.binary()), "value": [v for _, v in entries]})
     return values.table(block).to_pylist()
 
@@ -370,6 +465,200 @@ def test_builtin_values_are_shown_and_no_code_is_run() -> None:
     # `getattr` is how time zones are pickled, and makes nothing else.
     [row] = shown(keys, [(pickle.dumps(1), pickle.dumps(ZoneInfo.clear_cache))])
     assert not row["readable"] and "builtins.getattr, which runs code" in row["problem"], row
+
+
+PLAIN: list[Any] = [
+    collections.Counter("aab"),
+    collections.Counter({"a": 1, "b": 2.5}),
+    collections.OrderedDict([("a", 1), ("b", (2,))]),
+    collections.deque([1, [2]], maxlen=3),
+    collections.deque(),
+    frozenset({1}),
+    {frozenset({(1, 2)}): set()},
+    complex(1, -2),
+    decimal.Decimal("1.50"),
+    datetime.date(2024, 2, 29),
+    datetime.time(1, 2, tzinfo=datetime.timezone.utc),
+    datetime.timedelta(days=1, microseconds=3),
+    datetime.datetime(2024, 7, 2, tzinfo=ZoneInfo("Europe/Berlin")),
+    datetime.timezone(datetime.timedelta(hours=-5), "EST"),
+    uuid.UUID(int=7),
+    uuid.UUID(int=7, is_safe=uuid.SafeUUID.safe),
+    uuid.SafeUUID.unsafe,
+    [(), (1,), [], {}, set(), {"a": {"b": None}}, b"\x00'", "'\n"],
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values_are_shown_as_python_shows_them(value: Any) -> None:
+    again = [value, (value, {1: value})]
+    for protocol in (4, 5):
+        bodies = [pickle.dumps(one, protocol) for one in (value, again)]
+        rows = shown(pa.schema([("k", pa.int64())]), [(pickle.dumps(1), body) for body in bodies])
+        assert [row["value"] for row in rows] == [repr(value), repr(again)], rows
+        assert [row["readable"] for row in rows] == [True, True]
+
+
+def named(module: str, name: str) -> bytes:
+    """A pickle's beginning that gets what a module has by a name."""
+    return b"\x80\x02c" + f"{module}\n{name}\n".encode()
+
+
+def built(made: bytes) -> bytes:
+    """A pickle that sets ``__init__`` of what the one given makes, in both ways that there are."""
+    return made + b"N}X\x08\x00\x00\x00__init__cbuiltins\nset\ns\x86b."
+
+
+ZONE = named("builtins", "getattr") + b"czoneinfo\nZoneInfo\nX\x09\x00\x00\x00_unpickle\x86R"
+SHARED = {
+    **{f"{module}.{name}": named(module, name) for module, names in sorted(_values._PLAIN.items()) for name in names},
+    "a member of an enum": named("uuid", "SafeUUID") + b"K\x00\x85R",
+    "a method": ZONE,
+    "a zone": ZONE + b"X\x03\x00\x00\x00UTCK\x01\x86R",
+    "UTC": named("datetime", "timezone") + b"cdatetime\ntimedelta\n)R\x85R",
+}
+
+
+def test_a_pickle_changes_nothing_of_this_process() -> None:
+    """In a process of its own first, which those may change that are not refused."""
+    program = """if True:
+        import collections, datetime, sys, uuid
+        from zoneinfo import ZoneInfo
+        from penstock import state
+        classes = [collections.Counter, collections.OrderedDict, collections.deque, uuid.UUID, uuid.SafeUUID, ZoneInfo]
+        functions = [one for name, one in vars(state).items() if callable(one) and name != "_stand_in"]
+        shared = [one for one in (*classes, *uuid.SafeUUID, *functions) if hasattr(one, "__dict__")]
+        before = [dict(vars(one)) for one in shared]
+        for pickled in sys.argv[1:]:
+            try:
+                _values._load_plain(bytes.fromhex(pickled))
+            except Exception:
+                pass
+        changed = [one for one, was in zip(shared, before) if dict(vars(one)) != was]
+        assert not changed, changed
+        assert collections.Counter("aab") == {"a": 2, "b": 1} and uuid.SafeUUID(0) is uuid.SafeUUID.safe
+    """
+    pickles = [built(made).hex() for made in SHARED.values()]
+    found = subprocess.run([sys.executable, "-c", program, *pickles], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    for what, made in SHARED.items():
+        [row] = shown(pa.schema([("k", pa.int64())]), [(pickle.dumps(1), built(made))])
+        assert not row["readable"] and row["value"] is None, (what, row)
+        # Those two have no attributes that could be set.
+        told = "AttributeError" if what in ("a zone", "UTC") else "sets attributes of"
+        assert told in row["problem"], (what, row)
+        assert told == "AttributeError" or "unpickle=True if you trust who wrote it" in row["problem"]
+    assert shown(pa.schema([("k", pa.int64())]), changes({1: collections.Counter("aab")}))[0]["readable"]
+
+
+def test_what_others_have_loaded_by_number_is_not_taken() -> None:
+    import copyreg
+
+    copyreg.add_extension(__name__, "_run", 240)
+    try:
+        body = pickle.dumps(_Ran(), 2)
+        assert b"\x82\xf0" in body
+        pickle.loads(body)
+        _ran.clear()
+        [row] = shown(pa.schema([("k", pa.int64())]), [(pickle.dumps(1), body)])
+        assert _ran == [] and "which runs code" in row["problem"], row
+    finally:
+        copyreg.remove_extension(__name__, "_run", 240)
+
+
+def doubled(levels: int) -> Any:
+    """A value whose text doubles with each level."""
+    value: Any = ()
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+def test_the_text_of_a_value_is_bounded() -> None:
+    keys = pa.schema([("k", pa.int64())])
+    tangle: list[Any] = [[] for _ in range(12)]
+    for one in tangle:
+        one.extend(tangle)  # its text has a part for each path through it
+    word = "a word that many rows have" * 100
+    for value in (doubled(24), doubled(200), [word] * 5_000, {"a": [doubled(60)], "b": 1}, tangle):
+        for unpickle in (False, True):
+            body = pickle.dumps(value, 5)
+            [row] = shown(keys, [(pickle.dumps(1), body)], unpickle=unpickle)
+            most = 4_096 + 64 * len(body)
+            assert len(row["value"]) == most + 3 and row["value"].endswith("...")
+            assert not row["readable"] and row["bytes"] == len(body)
+            assert f"its text, more than {most:,} characters from {len(body):,} bytes, is cut" in row["problem"]
+    [row] = shown(keys, [(pickle.dumps(1), pickle.dumps(doubled(10), 5))])
+    assert row["value"] == repr(doubled(10)) and row["readable"]
+
+
+def test_a_value_may_be_nested_to_any_depth() -> None:
+    keys = pa.schema([("k", pa.int64())])
+    depth = 50_000
+    for begin, item, end in ((b"", b"\x85", ",)"), (b"]" * depth, b"a", "]")):
+        body = b"\x80\x05" + begin + (b")" if not begin else b"]") + item * depth + b"."
+        for unpickle in (False, True):
+            [row] = shown(keys, [(pickle.dumps(1), body)], unpickle=unpickle)
+            assert row["readable"] and row["problem"] is None, row["problem"]
+            assert len(row["value"]) == depth * (1 + len(end)) + 2 and row["value"].endswith(end * depth)
+    tail: list[Any] = [1]
+    tail.append({"self": tail})
+    [row] = shown(keys, [(pickle.dumps(1), pickle.dumps(tail, 5))])
+    assert row["value"] == repr(tail) == "[1, {'self': [...]}]" and row["readable"]
+
+
+def test_keys_and_states_of_groups_that_become_far_more_are_refused() -> None:
+    """Errors about them have their text, and columns have their parts as often."""
+    kind: pa.DataType = pa.list_(pa.int64())
+    value: Any = [1] * 4
+    for _ in range(24):
+        value, kind = [value, value], pa.list_(kind)
+    schema = pa.schema([("n", pa.int64())])
+    good = pickle.dumps(1, 5)
+    for key in ((doubled(40),), value):
+        [row] = shown(pa.schema([("k", pa.int64())]), [(pickle.dumps(key, 5), good)])
+        assert row["k"] is None and not row["readable"] and "characters as text from" in row["problem"], row
+    for fields, of in (((doubled(40),), schema), ((value,), pa.schema([("n", kind)]))):
+        [row] = shown(pa.schema([("k", pa.int64())]), [(good, pickle.dumps((fields, None), 5))], schema=of)
+        assert row["value"] is None and not row["readable"] and "characters as text from" in row["problem"], row
+    [row] = shown(pa.schema([("k", pa.int64())]), [(good, pickle.dumps(((1,), "later"), 5))], schema=schema)
+    assert row["value"] is None and row["timeout_ms"] is None and "later" in row["problem"], row
+    [row] = shown(pa.schema([("k", pa.int64())]), [(pickle.dumps("x" * 100_000, 5), good)])
+    assert len(row["problem"]) < 2_000
+
+
+def test_rows_of_a_block_are_made_in_pieces() -> None:
+    """A column of a block would not hold the text of them all."""
+    bodies = [pickle.dumps(one, 5) for one in [doubled(24)] * 100_000] + [pickle.dumps("x" * 2_000_000, 5), b"N."]
+    block = pa.record_batch({"key": pa.array([pickle.dumps(1)] * len(bodies), pa.binary()), "value": bodies})
+    pieces = list(state._pieces(block))
+    assert pa.Table.from_batches(pieces).equals(pa.Table.from_batches([block]))
+    for piece in pieces:
+        sizes = [len(body.as_py()) for body in piece["value"]]
+        assert sum(4_096 + 64 * size for size in sizes[:-1]) < 1 << 26
+    assert len(pieces) > 10 and list(state._pieces(block.slice(0, 0))) == []
+
+
+atoms = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary())
+frozen = st.recursive(atoms, lambda of: st.one_of(st.tuples(of, of), st.tuples(of), st.frozensets(of)), max_leaves=5)
+values = st.recursive(
+    st.one_of(frozen, st.sets(frozen)),
+    lambda of: st.one_of(
+        st.lists(of),
+        st.dictionaries(frozen, of),
+        st.builds(collections.deque, st.lists(of), st.none() | st.integers(0, 9)),
+        st.builds(collections.OrderedDict, st.dictionaries(frozen, of)),
+        st.builds(collections.Counter, st.dictionaries(frozen, st.integers())),
+    ),
+    max_leaves=20,
+)
+
+
+@given(values, st.integers(0, 200))
+def test_text_is_what_repr_says(value: Any, most: int) -> None:
+    text = repr(value)
+    assert _values._text(value, len(text)) == (text, True)
+    assert _values._text(value, most) == (text[:most], len(text) <= most)
 
 
 def test_keys_with_timestamps_of_rows_are_shown() -> None:

@@ -71,8 +71,9 @@ def checkpoint_manifests(files: Sequence[tuple[str, bytes]]) -> str:
     Returns
     -------
     str
-        ``{"manifests": {name: {...}}, "damaged": {name: reason}, "serving": {batch: name}}``; a batch of which a
-        manifest is damaged has none in ``serving``.
+        ``{"manifests": {name: {...}}, "damaged": {name: reason}, "serving": {batch: name}, "hidden": {batch: name}}``;
+        a batch that nothing serves, since a manifest of it is damaged, has none in ``serving`` and that one in
+        ``hidden``.
     """
 
 def graph_clique(relation: str, size: int) -> tuple[str, list[str]]:

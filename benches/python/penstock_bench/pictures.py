@@ -169,7 +169,7 @@ def _migration(figure: Figure, lines: Sequence[Line]) -> None:
     """
     sweeps = [(axis, *found) for axis in ("bins", "keys", "offered") if (found := _sweep(lines, axis))]
     panels = figure.subplots(2 if sweeps else 1, 3, squeeze=False)
-    first, second = panels[0], panels[1] if sweeps else ()
+    first, second = panels[0], list(panels[1]) if sweeps else []
     strategies = [name for name in _STRATEGIES if any(line["conditions"]["strategy"] == name for line in lines)]
     for axes, transport in zip(first, ("threads", "tcp"), strict=False):
         own = [line["conditions"] for line in _at_half(lines) if line["conditions"]["transport"] == transport]
@@ -201,13 +201,15 @@ def _migration(figure: Figure, lines: Sequence[Line]) -> None:
     first[2].set_ylabel("greatest latency, ms")
     first[2].set_xscale("log")
     _plain(first[2].xaxis)
-    for axes, (axis, own, fixed) in zip(second, sweeps, strict=False):
+    for axes, (axis, swept, told) in zip(second, sweeps, strict=False):
         for strategy in strategies:
-            found = sorted((line for line in own if line["conditions"]["strategy"] == strategy), key=_by(axis))
-            at = [line["conditions"][axis] for line in found]
-            axes.plot(at, [line["ours"] for line in found], "s-", color=_COLORS[strategies.index(strategy)], ms=4, lw=1)
-        axes.plot(at, [line["peer"] for line in found], "x:", color=_FREE, ms=4, lw=1)
-        axes.set_title(f"over TCP, {fixed}", fontsize=10)
+            curve = sorted((line for line in swept if line["conditions"]["strategy"] == strategy), key=_by(axis))
+            places = [line["conditions"][axis] for line in curve]
+            axes.plot(
+                places, [line["ours"] for line in curve], "s-", color=_COLORS[strategies.index(strategy)], ms=4, lw=1
+            )
+        axes.plot(places, [line["peer"] for line in curve], "x:", color=_FREE, ms=4, lw=1)
+        axes.set_title(f"over TCP, {told}", fontsize=10)
         axes.set_xlabel({"bins": "bins", "keys": "keys", "offered": "records, of what there is room for"}[axis])
         if axis != "offered":
             axes.set_xscale("log", base=2)

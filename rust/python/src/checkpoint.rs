@@ -4,7 +4,7 @@
 
 use std::io;
 
-use penstock_engine::Contents;
+use penstock_engine::{Contents, Named};
 use penstock_files::{Damage, File, FileError, Index, Range, ReadAt, ranges};
 use penstock_plan::{Kept, KeptError};
 use pyo3::prelude::*;
@@ -14,26 +14,34 @@ use serde_json::json;
 use crate::arrow::{RecordBatch, Schema};
 use crate::errors::{self, Kind};
 
-/// What manifests say, by name, as JSON: ``{"manifests": {name: {...}}, "damaged": {name: reason}, "serving": {batch: name}}``.
+/// What manifests say, by name, as JSON:
+/// ``{"manifests": {name: {...}}, "damaged": {name: reason}, "serving": {batch: name}, "hidden": {batch: name}}``.
 ///
-/// A batch that nothing serves, since one of its manifests is damaged, has none in ``serving``.
+/// A batch that nothing serves, since one of its manifests is damaged, has none in ``serving``, and that one in ``hidden``.
 #[pyfunction]
 pub(crate) fn checkpoint_manifests(files: Vec<(String, Vec<u8>)>) -> String {
     let mut contents = Contents::default();
     files.iter().for_each(|(name, bytes)| contents.add(name, bytes.len() as u64, bytes));
-    let (mut manifests, mut damaged, mut serving) = (json!({}), json!({}), json!({}));
+    let (mut manifests, mut damaged, mut serving, mut hidden) = (json!({}), json!({}), json!({}), json!({}));
     for (name, read) in &contents.manifests {
-        match read {
+        let batch = match read {
             Ok(manifest) => {
                 manifests[name] = json!(manifest);
-                if let Ok(Some(best)) = contents.serving(manifest.batch) {
-                    serving[manifest.batch.to_string()] = json!(best.name());
-                }
+                manifest.batch
             }
-            Err(reason) => damaged[name] = json!(reason.to_string()),
+            Err(reason) => {
+                damaged[name] = json!(reason.to_string());
+                let Some(Named::Manifest { batch }) = Named::parse(name) else { continue };
+                batch
+            }
+        };
+        match contents.serving(batch) {
+            Ok(Some(best)) => serving[batch.to_string()] = json!(best.name()),
+            Ok(None) => {}
+            Err((damaged, _)) => hidden[batch.to_string()] = json!(damaged),
         }
     }
-    json!({"manifests": manifests, "damaged": damaged, "serving": serving}).to_string()
+    json!({"manifests": manifests, "damaged": damaged, "serving": serving, "hidden": hidden}).to_string()
 }
 
 /// Bytes that Python reads.

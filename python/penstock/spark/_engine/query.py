@@ -403,7 +403,7 @@ class Query:
 
     def state(self, operator: str | None) -> pa.Table:
         """Keys and values of an operator at the last batch that Spark has committed."""
-        from penstock.state import read
+        from penstock.state import read_folder
 
         if self.storage is None:
             raise ConfigError(
@@ -420,7 +420,7 @@ class Query:
                     query=self.id,
                 )
             try:
-                return read(self.storage.url, operator, committed)
+                return read_folder(self.storage, operator, committed)
             except StorageError:
                 # Files go while others come; those of the batch that is committed by now are there.
                 if not left:
