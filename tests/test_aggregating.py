@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import decimal
+import math
 import random
 from collections import Counter, defaultdict
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import _native
-from penstock._functions.aggregating import AggregateBin
+from penstock._functions.aggregating import AggregateBin, AggregateCall
 from penstock._functions.calls import bind
 from penstock.errors import ConfigError, PlanError, SchemaError, StateError, UserFunctionError
 
@@ -334,6 +336,81 @@ def test_what_finish_gives_may_be_in_pieces() -> None:
     assert sorted(flow.collect(rows).to_pylist(), key=str) == [{"k": key, "n": 10} for key in range(5)]
 
 
+def test_a_window_that_closes_costs_no_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    told = AggregateCall._us
+
+    def counted(call: AggregateCall, bound: int) -> int:
+        looked.append(bound)
+        return told(call, bound)
+
+    held = Held(((10, 10), "final"))
+    held.rows([(1, 0.5, 10 * window, 1) for window in range(500)])
+    monkeypatch.setattr(AggregateCall, "_us", counted)
+    for window in range(20):
+        made = held.call.end_epoch(held.bins, 10_000 * window, 10_000 * (window + 1), 0)
+        assert [row["window_start"] for batch in made for row in batch.to_pylist()] == [10 * window]
+    # The end of the window that closes, and that of the next one.
+    assert len(looked) <= 2 * 20
+    [(_, windows)] = held.bins[0].items()
+    assert len(windows) == 480
+
+
+class Counted(pk.Aggregator):
+    def create(self) -> Any:
+        return 0
+
+    def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> Any:
+        return [groups.to_pylist().count(group) for group in range(len(states))]
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return state + other
+
+    def finish(self, states: list[Any]) -> Any:
+        return pa.table({"n": pa.array(states, pa.int64())})
+
+
+KEYS: dict[str, Any] = {
+    "float16": pa.array([0.0, -0.0, math.nan, math.nan, None], pa.float32()).cast(pa.float16()),
+    "uuid": pa.array([b"a" * 16, b"a" * 16, b"b" * 16, b"b" * 16, None], pa.uuid()),
+    "dictionary of floats": pa.DictionaryArray.from_arrays([0, 1, 2, 2, None], pa.array([0.0, -0.0, math.nan])),
+}
+for narrow in ("decimal32", "decimal64"):
+    if hasattr(pa, narrow):
+        ones, twos = [decimal.Decimal("1.5")] * 2, [decimal.Decimal(2)] * 2
+        KEYS[narrow] = pa.array([*ones, *twos, None], getattr(pa, narrow)(5, 2))
+if hasattr(pa, "json_"):
+    # pyarrow 18, which has no JSON either, cannot tell how large a dictionary of views is.
+    words = pa.array(["a", "b"], pa.string_view())
+    KEYS["dictionary of views"] = pa.DictionaryArray.from_arrays([0, 0, 1, 1, None], words)
+    KEYS["json"] = pa.array(['{"a":1}', '{"a":1}', "[]", "[]", None], pa.json_())
+
+
+@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s"), pk.session("1s")])
+def test_keys_of_all_types_that_the_plan_takes(name: str, window: Any) -> None:
+    keys = KEYS[name]
+    rows = pa.table({"k": keys, "ts": [5, 5, 7, 7, 9]})
+    flow = pk.Flow(rows.schema, event_time="ts").key_by("k")
+    flow = flow if window is None else flow.window(window)
+    made = flow.aggregate(Counted(), schema="n bigint").collect(pa.concat_tables([rows, rows]), 2)
+    kind = keys.type.value_type if pa.types.is_dictionary(keys.type) else keys.type
+    assert made.schema.field("k").type == kind
+    keys = keys.dictionary_encode() if pa.types.is_string_view(kind) else keys
+    expected = [norm((keys[at].as_py(), n)) for at, n in ((0, 4), (2, 4), (4, 2))]
+    assert Counter(norm((row["k"], row["n"])) for row in made.to_pylist()) == Counter(expected)
+
+
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s"), pk.session("1s")])
+def test_keys_that_python_does_not_have_are_told_with_their_column(window: Any) -> None:
+    rows = pa.table({"j": [1, 1], "k": pa.array([1, 1 << 62], pa.timestamp("us")), "ts": [1, 2]})
+    flow = pk.Flow(rows.schema, event_time="ts").key_by("j", "k")
+    flow = flow if window is None else flow.window(window)
+    says = r"aggregate\[\d\] Counted: it cannot take column 'k' \(timestamp\[us\]\): .* range; cast the column before"
+    with pytest.raises(UserFunctionError, match=rf"{says}.*test_aggregating.py:\d+\)"):
+        flow.aggregate(Counted(), schema="n bigint").collect(rows)
+
+
 def test_hosts_decide_when_it_speaks() -> None:
     flow, rows = flow_of(), table([(1, 0.5, 0, 3), (1, 0.5, 1, 4)])
     assert [call["emit"] for call in flow.to_plan()[1] + flow.to_plan(streaming=True)[1]] == ["final", "update"]
@@ -397,7 +474,11 @@ def test_what_makes_no_sense_is_refused() -> None:
     keyed = pk.Flow(SCHEMA, event_time="ts").key_by("k")
     cases: list[tuple[type[Exception], str, Any]] = [
         (ConfigError, "it has no method 'accumulate'", lambda: keyed.aggregate(Half(), schema=MADE)),  # type: ignore[arg-type]
-        (ConfigError, "give an object", lambda: keyed.aggregate(Seen, schema=MADE)),  # type: ignore[arg-type]
+        (
+            ConfigError,
+            r"^aggregate\(Seen\) got a class; give an object of it: aggregate\(Seen\(\), \.\.\.\)$",
+            lambda: keyed.aggregate(Seen, schema=MADE),  # type: ignore[arg-type]
+        ),
         (PlanError, "aggregate needs keys", lambda: pk.Flow(SCHEMA).aggregate(Seen(), schema=MADE)),
         (
             PlanError,

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -326,6 +327,57 @@ def test_times_are_those_of_the_column() -> None:
         assert seen.pop() == moment + datetime.timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns"))])
+def test_a_timer_may_be_set_again_at_the_time_that_was_told(kind: pa.DataType) -> None:
+    """Also where that shows less of the time than there is: milliseconds of a time in microseconds."""
+    moment = datetime.datetime(1970, 1, 1, 0, 0, 0, 1_500)
+    told: list[tuple[Any, str]] = []
+
+    def note(state: Any, k: int, ts: Any) -> Any:
+        return 1, None, [(moment, "x"), (moment, "z")]
+
+    def timer(state: Any, time: Any, value: str, k: int) -> Any:
+        told.append((time, value))
+        return 1, None, (time, "y") if value == "x" else None
+
+    schema = pa.schema([("k", pa.int64()), ("ts", kind)])
+    flow = pk.Flow(schema, event_time="ts").key_by("k").stateful_map(note, schema="k bigint", on_timer=timer)
+    flow.collect(pa.table({"k": [7], "ts": pa.array([0], kind)}))
+    time = 1 if pa.types.is_integer(kind) else moment
+    assert told == [(time, "x"), (time, "z"), (time, "y")]
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_timers_have_times_of_the_type_that_rows_have(zone: str | None) -> None:
+    seen: list[Any] = []
+
+    def note(state: Any, k: int, ts: Any) -> Any:
+        seen.append(ts)
+        return 1, None, [(ts, "x"), (datetime.datetime(2500, 1, 1), "beyond nanoseconds")]
+
+    def timer(state: Any, time: Any, value: Any, k: int) -> Any:
+        seen.append(time)
+        return None, None
+
+    kind = pa.timestamp("ns", zone)
+    flow = pk.Flow(pa.schema([("k", pa.int64()), ("ts", kind)]), event_time="ts").key_by("k")
+    flow.stateful_map(note, schema="k bigint", on_timer=timer).collect(
+        pa.table({"k": [7], "ts": pa.array([1_700_000_000_000_001_000], kind)})
+    )
+    row, first, last = seen
+    assert type(first) is type(row) and first == row and first.tzinfo == row.tzinfo
+    assert last.replace(tzinfo=None).year in (2500,) and isinstance(last, datetime.datetime)
+
+
+def test_timers_that_cannot_be_told_are_refused_when_they_are_set() -> None:
+    for kind in (pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns")):
+        flow = pk.Flow(pa.schema([("k", pa.int64()), ("ts", kind)]), event_time="ts").key_by("k")
+        for later in (10**15, -(10**15)):
+            made = flow.stateful_map(lambda s, k, ts, at=later: (1, None, (at, 0)), schema="k bigint", on_timer=plain)
+            with pytest.raises(UserFunctionError, match=f"the time {later} of a timer is out of range.*test_timed.py"):
+                made.collect(pa.table({"k": [7], "ts": pa.array([0], kind)}))
+
+
 def plain(state: Any, *values: Any) -> Any:
     return state, None
 
@@ -411,6 +463,7 @@ def failing(state: Any, time: int, value: Any, k: int) -> Any:
         ((5,), plain, r"\(5,\) is no timer: give \(time, value\)"),
         ([3], plain, "3 is no timer"),
         (("5", 1), plain, "'5' is no time: give milliseconds since 1970, or a datetime"),
+        ((pd.NaT, 1), plain, "NaT is no time"),
         ((1 << 60, 1), plain, "of a timer is out of range"),
         ((5, "v"), None, r"sets \(5, 'v'\) for later, and the step has no on_timer"),
     ],

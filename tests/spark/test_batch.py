@@ -241,6 +241,44 @@ def test_inside_partitions(spark: Any) -> None:
     assert sorted(row.k for row in out.distinct().collect()) == [0, 2, 4]
 
 
+def test_rows_without_event_time_are_told_once_in_the_logs_of_tasks(spark: Any, tmp_path: Path) -> None:
+    log = str(tmp_path / "log.txt")
+
+    def listens(batch: pa.RecordBatch) -> pa.RecordBatch:
+        import logging
+
+        logger = logging.getLogger("penstock")
+        if not any(isinstance(handler, logging.FileHandler) for handler in logger.handlers):
+            logger.addHandler(logging.FileHandler(log))
+        return batch
+
+    clicks = pk.Flow("k bigint, ts bigint", event_time="ts").map_batches(listens)
+    windowed = clicks.key_by("k").window(pk.tumbling("1s")).agg(n=pk.count())
+    # Two pieces read the source.
+    both = windowed.join(clicks.key_by("k").agg(m=pk.count()), on="k")
+    df = spark.createDataFrame([(1, 1), (1, None), (2, None)], "k bigint, ts bigint").coalesce(1)
+    told = "2 of 3 rows of this partition have no event time (column 'ts' is null)"
+    try:
+        assert [tuple(row) for row in pk.spark.run(both, df, partitions=1).collect()] == [(0, 1000, 1, 1, 2)]
+        assert Path(log).read_text().count(told) == 1
+        inside = df.mapInArrow(windowed.map_in_arrow(per_partition=True), windowed.output_ddl)
+        assert [row.n for row in inside.collect()] == [1]
+        assert Path(log).read_text().count(told) == 2
+    finally:
+        deaf = clicks.map_batches(silenced).map_in_arrow()
+        df.mapInArrow(deaf, clicks.output_ddl).collect()
+
+
+def silenced(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The worker is that of other tests, too."""
+    import logging
+
+    logger = logging.getLogger("penstock")
+    for handler in [handler for handler in logger.handlers if isinstance(handler, logging.FileHandler)]:
+        logger.removeHandler(handler)
+    return batch
+
+
 def test_a_partition_that_expands_keeps_its_worker_small(spark: Any) -> None:
     def blocks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         for at in range(batch["n"][0].as_py()):

@@ -7,6 +7,7 @@ import datetime
 import decimal
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -327,6 +328,27 @@ def test_spark_s_rules() -> None:
         event.setTimeoutDuration(5)
 
 
+def test_times_that_are_none_are_named() -> None:
+    timed, event = state_of("ProcessingTimeTimeout"), state_of("EventTimeTimeout")
+    for bad in (None, True, "x", datetime.timedelta(seconds=1), np.timedelta64(5, "s"), 1j, [5]):
+        if not isinstance(bad, str):
+            with pytest.raises(TypeError, match=rf"setTimeoutDuration\({re.escape(repr(bad))}\): give a number of mil"):
+                timed.setTimeoutDuration(bad)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=rf"setTimeoutTimestamp\({re.escape(repr(bad))}\): give a number of mil"):
+            event.setTimeoutTimestamp(bad)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"setTimeoutTimestamp\(NaT\): give a number of milliseconds or a datetime"):
+        event.setTimeoutTimestamp(pd.NaT)
+    for bad in (math.nan, math.inf, decimal.Decimal("nan")):
+        for set_, name in ((timed.setTimeoutDuration, "Duration"), (event.setTimeoutTimestamp, "Timestamp")):
+            with pytest.raises(ValueError, match=rf"setTimeout{name}\(.*\): the number of milliseconds must be finite"):
+                set_(bad)  # type: ignore[arg-type]
+    assert timed._timeout_ms is None and event._timeout_ms is None
+    for good in (5, 5.5, np.int32(5), np.float64(5), decimal.Decimal(5)):
+        timed.setTimeoutDuration(good)  # type: ignore[arg-type]
+        event.setTimeoutTimestamp(1_000 + good)  # type: ignore[arg-type, operator]
+        assert (timed._timeout_ms, event._timeout_ms) == (5_005, 1_005)
+
+
 @pytest.mark.parametrize(
     ("text", "ms"),
     [
@@ -415,6 +437,75 @@ def test_errors_name_the_function_and_the_key(func: Any, words: str) -> None:
     with pytest.raises(UserFunctionError, match=words) as caught:
         flow.collect(batch_of([("a", 1, 1), ("b", 1, 1)]))
     assert caught.value.file == __file__ and caught.value.line > 0
+
+
+KEYS: dict[str, Any] = {
+    "float16": pa.array([0.0, -0.0, math.nan, math.nan, None], pa.float32()).cast(pa.float16()),
+    "uuid": pa.array([b"a" * 16, b"a" * 16, b"b" * 16, b"b" * 16, None], pa.uuid()),
+}
+for narrow in ("decimal32", "decimal64"):
+    if hasattr(pa, narrow):
+        ones, twos = [decimal.Decimal("1.5")] * 2, [decimal.Decimal(2)] * 2
+        KEYS[narrow] = pa.array([*ones, *twos, None], getattr(pa, narrow)(5, 2))
+if hasattr(pa, "json_"):
+    KEYS["json"] = pa.array(['{"a":1}', '{"a":1}', "[]", "[]", None], pa.json_())
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_keys_of_all_types_that_the_plan_takes(name: str) -> None:
+    def func(key: Any, frames: Any, state: Any) -> Any:
+        before = state.getOption or (0,)
+        rows = sum(map(len, frames))
+        state.update((before[0] + rows,))
+        state.setTimeoutTimestamp(50)
+        yield pd.DataFrame({"n": [-before[0] if state.hasTimedOut else rows], "key": [str(key[0])]})
+
+    rows = pa.table({"k": KEYS[name], "ts": [5, 5, 7, 7, 9]})
+    flow = pk.Flow(rows.schema, event_time="ts", lateness="1s").key_by("k")
+    made = flow.apply_in_pandas_with_state(func, "n bigint, key string", "n bigint", timeoutConf="EventTimeTimeout")
+    found = made.collect([rows, rows], 2, streaming=True).to_pylist()
+    for n, count in ((2, 4), (1, 2), (-4, 2), (-2, 1)):
+        assert sum(row["n"] == n for row in found) == count
+    # What times out is told as what came.
+    assert {row["key"] for row in found if row["n"] < 0} == {row["key"] for row in found if row["n"] > 0}
+
+
+def test_what_pandas_and_python_do_not_have_is_told_with_its_column() -> None:
+    far = pa.array([1 << 62, 1], pa.timestamp("us"))
+    mixed = pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])])
+    for column, values, words in (
+        ("k", far, r"'k' \(timestamp\[us\]\): date value out of range"),
+        ("v", far, r"'v' \(timestamp\[us\]\): .*4611686018427387904"),
+        ("v", mixed, r"'v' \(sparse_union<.*\): "),
+    ):
+        rows = pa.table({"k": [1, 2], "other": [1, 2], "v": ["a", "b"]})
+        rows = rows.set_column(rows.schema.names.index(column), column, values)
+        flow = pk.Flow(rows.schema).key_by("k")
+        made = flow.apply_in_pandas_with_state(lambda key, frames, state: [], "n bigint", "n bigint")
+        with pytest.raises(UserFunctionError, match=rf"it cannot take column {words}.*; cast the column") as caught:
+            made.collect(rows)
+        assert caught.value.file == __file__ and caught.value.line > 0
+    # Where each key is converted alone it is one of these that is named.
+    rows = pa.table({"k": [1, 2], "n": pa.array([1, None]), "v": far})
+    made = pk.Flow(rows.schema).key_by("k").apply_in_pandas_with_state(lambda k, f, s: [], "n bigint", "n bigint")
+    with pytest.raises(UserFunctionError, match=r"(?s)it cannot take the rows of a key: .*k=1"):
+        made.collect(rows)
+
+
+def test_rows_that_cannot_be_taken_leave_the_bin_to_be_rolled_back() -> None:
+    rows = pa.table({"k": pa.array([1 << 62], pa.timestamp("us"))})
+    flow = pk.Flow(rows.schema).key_by("k").apply_in_pandas_with_state(lambda k, f, s: [], "n bigint", "n bigint")
+    (call,) = flow.to_plan()[1]
+    made = GroupStateCall(call, lambda: False, lambda error, keys, key: error)
+    bin = made.new_state()
+    bin.mark()
+    made.take([bin], [1], rows.to_batches()[0])
+    with pytest.raises(TypeError, match="it cannot take column 'k'"):
+        made.end_epoch([bin], None, None, 1)
+    with pytest.raises(StateError, match="roll back"):
+        bin.open()
+    bin.rollback()
+    assert made.end_epoch([bin], None, None, 2) == []
 
 
 # Frames

@@ -7,6 +7,7 @@ import json
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -157,6 +158,37 @@ def test_json_keeps_everything() -> None:
 def test_what_is_no_timeline_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="timeline"):
         Timeline.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"format": "1"}, "timeline of format '1'; this release reads 1"),
+        ({"format": True}, "timeline of format True; this release reads 1"),
+        ({"title": 5}, "not a timeline: 'title' is 5, not text"),
+        ({"title": None}, "not a timeline: 'title' is None, not text"),
+        ({"conditions": [["a", 1]]}, "not a timeline: 'conditions' is .*, not an object"),
+        ({"epochs": "abc"}, "not a timeline: 'epochs' is 'abc', not a list"),
+        ({"workers": {}}, "not a timeline: 'workers' is {}, not a list"),
+        ({"epochs": [7]}, r"not a timeline: epochs\[0\] is 7, not an object"),
+        ({"slices": [{"latency_ns": 10**400}]}, r"latency_ns of a Slice is 1000.*, not int of 64 bits \(slices\[1\]\)"),
+        ({"slices": [{"rows": 1 << 63}]}, "rows of a Slice is 9223372036854775808, not int of 64 bits"),
+        ({"slices": [{"ended": 10**400}]}, "ended of a Slice is 1000.*, not a finite number"),
+        ({"slices": [{"ended": "now"}]}, "ended of a Slice is 'now', not a finite number"),
+        ({"slices": [{"more": 1}]}, "more of a Slice is unknown"),
+        ({"slices": [{"rows": ...}]}, "rows of a Slice is missing"),
+        ({"checks": [{"what": "w", "passed": 1, "detail": ""}]}, "passed of a Check is 1, not true or false"),
+    ],
+)
+def test_a_damaged_timeline_is_refused_with_the_field(changes: dict[str, Any], says: str) -> None:
+    good = {"ended": T0, "latency_ns": 1, "rows": 1}
+    document = json.loads(Timeline().to_json()) | changes
+    if "slices" in changes:
+        damaged = {name: value for name, value in (good | changes["slices"][0]).items() if value is not ...}
+        document["slices"] = [good, damaged]
+    with pytest.raises(ValueError, match=says) as caught:
+        Timeline.from_json(json.dumps(document))
+    assert len(str(caught.value)) < 200
 
 
 def test_units() -> None:

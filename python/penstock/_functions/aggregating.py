@@ -34,10 +34,11 @@ import cloudpickle
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._functions.columns import column_of, each_served, groupable
 from penstock._functions.loop import BrokenOff
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
-from penstock._views import plain, rows_at
+from penstock._views import rows_at
 
 __all__ = ["AggregateBin", "AggregateCall"]
 
@@ -67,8 +68,9 @@ class AggregateBin(BinState):
     def __init__(self) -> None:
         super().__init__()
         self.touched: dict[Any, None] = {}
-        #: End of a window, order, its key; None when it is to be made anew.
-        self._ends: list[tuple[int, int, Any]] | None = []
+        #: End of a window, order, its key, the window; None when it is to be made anew. One that its key has no more
+        #: (sessions that have become one) does not count.
+        self._ends: list[tuple[int, int, Any, Window]] | None = []
         self._order = 0
 
     def keep(self, key: Any) -> None:
@@ -77,21 +79,23 @@ class AggregateBin(BinState):
             windows = self.states.get(key, MISSING)
             self.journal[key] = windows if windows is MISSING else copy_state(windows)
 
-    def open_window(self, end: int, key: Any) -> None:
+    def open_window(self, window: Window, key: Any) -> None:
         """Index a window that a key has from now on."""
         if self._ends is not None:
             self._order += 1
-            heapq.heappush(self._ends, (end, self._order, key))
+            heapq.heappush(self._ends, (window[1], self._order, key, window))
 
-    def closed(self, reached: Callable[[int], bool]) -> Iterator[Any]:
-        """Keys that may have windows that are over, perhaps more than once."""
+    def closed(self, reached: Callable[[int], bool]) -> Iterator[tuple[Any, Window]]:
+        """Keys and their windows that are over, in the order of their ends; who takes one forgets it."""
         if self._ends is None:
-            ends = ((window[1], key) for key, windows in self.states.items() for window in windows)
-            self._ends = [(end, number, key) for number, (end, key) in enumerate(ends)]
+            ends = ((window, key) for key, windows in self.states.items() for window in windows)
+            self._ends = [(window[1], number, key, window) for number, (window, key) in enumerate(ends)]
             heapq.heapify(self._ends)
             self._order = len(self._ends)
         while self._ends and reached(self._ends[0][0]):
-            yield heapq.heappop(self._ends)[2]
+            _, _, key, window = heapq.heappop(self._ends)
+            if window in self.states.get(key, ()):
+                yield key, window
 
     def rollback(self) -> None:
         super().rollback()
@@ -215,7 +219,7 @@ class AggregateCall:
             if self._sessions:
                 sessions[first:last] = [window]
             if window and window not in met:
-                bin.open_window(window[1], key)
+                bin.open_window(window, key)
             if self._updates:
                 bin.touched[key] = None
         if self._stopped():
@@ -256,15 +260,13 @@ class AggregateCall:
         def reached(end: int) -> bool:
             return self._us(end) <= last
 
-        for key in bin.closed(reached):
-            windows = bin.states.get(key, {})
-            over = sorted(window for window in windows if reached(window[1]))
-            if not over:
-                continue
+        for key, window in bin.closed(reached):
             bin.keep(key)
-            yield from ((key, window, windows.pop(window)) for window in over)
+            windows = bin.states[key]
+            state = windows.pop(window)
             if not windows:
                 del bin.states[key]
+            yield key, window, state
 
     def _finished(
         self, bins: Sequence[AggregateBin], found: list[tuple[tuple[Any, ...], Window, Any]]
@@ -293,7 +295,7 @@ class AggregateCall:
         for name, kind, values in zip(
             self._keys, self.key_types, zip(*(key for key, _, _ in found), strict=True), strict=True
         ):
-            columns[name] = pa.array(values, kind)
+            columns[name] = column_of(values, kind)
         for name in table.column_names:
             columns[name] = table.column(name)
         # Not of one piece: of texts there may be more than one column holds.
@@ -305,22 +307,12 @@ class AggregateCall:
     ) -> tuple[pa.RecordBatch, pa.Array, list[list[Any]]]:
         """Rows by bin, key and window; the group of each; and per group its bin, window and key columns."""
         bounds = list(_WINDOW) if self._time_type is not None else []
-        names = [*bounds, *self._keys]
         table: dict[str, Any] = {
             "bin": pa.array(itertools.chain.from_iterable([at] * n for at, n in enumerate(counts)))
         }
-        for number, name in enumerate(names):
-            column = batch.column(batch.schema.get_field_index(name))
-            if name in bounds:
-                column = column.cast(pa.int64())
-            elif pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            elif plain(column.type) is not column.type:
-                column = column.cast(plain(column.type))
-            elif pa.types.is_floating(column.type):
-                zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
-                column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-            table[str(number)] = column
+        columns = [batch.column(name).cast(pa.int64()) for name in bounds]
+        columns += self._served(lambda names: [groupable(batch.column(name)) for name in names], batch, self._keys)
+        table |= {str(number): column for number, column in enumerate(columns)}
         table["row"] = pa.array(range(batch.num_rows), pa.int64())
         by = [name for name in table if name != "row" and not (self._sessions and name in ("0", "1"))]
         found = pa.table(table).group_by(by, use_threads=False).aggregate([("row", "list")])
@@ -329,13 +321,13 @@ class AggregateCall:
             lists = lists.chunk(0)
         if self._sessions:
             return self._cut(batch, pa.table(table), found, lists, [name for name in by if name not in ("0", "1")])
-        rows = rows_at(batch.select(self._columns), lists.flatten())
-        heads = [found.column(name).to_pylist() for name in by]
-        windows: list[Any] = [()] * len(heads[0])
+        rows = self._rows(batch, lists.flatten())
+        places, *heads = (found.column(name) for name in by)
+        windows: list[Any] = [()] * len(found)
         if bounds:
-            windows = list(zip(heads[1], heads[2], strict=True))
-            del heads[1:3]
-        return rows, pc.list_parent_indices(lists), [heads[0], windows, *heads[1:]]
+            windows = list(zip(heads[0].to_pylist(), heads[1].to_pylist(), strict=True))
+        keys = self._values(batch, heads[len(bounds) :])
+        return rows, pc.list_parent_indices(lists), [places.to_pylist(), windows, *keys]
 
     def _cut(
         self, batch: pa.RecordBatch, table: pa.Table, found: pa.Table, lists: pa.ListArray, by: list[str]
@@ -353,10 +345,27 @@ class AggregateCall:
         last = pa.concat_arrays([apart, pa.array([True] * min(1, len(key)))])
         number = pc.subtract(pc.cumulative_sum(first.cast(pa.int64())), 1)
         of = of.append_column("number", number).sort_by([("number", "ascending"), ("row", "ascending")])
-        heads = [found.column(name).take(key.filter(first)).to_pylist() for name in by]
+        places, *heads = (found.column(name).take(key.filter(first)) for name in by)
         windows = list(zip(start.filter(first).to_pylist(), end.filter(last).to_pylist(), strict=True))
-        rows = rows_at(batch.select(self._columns), of.column("row").combine_chunks())
-        return rows, of.column("number").combine_chunks(), [heads[0], windows, *heads[1:]]
+        rows = self._rows(batch, of.column("row").combine_chunks())
+        return rows, of.column("number").combine_chunks(), [places.to_pylist(), windows, *self._values(batch, heads)]
+
+    def _served(self, work: Callable[[list[str]], Any], batch: pa.RecordBatch, names: Sequence[str]) -> Any:
+        """What is made of columns of a block; see `each_served`."""
+        return each_served(work, batch.schema, names, self._refuse)
+
+    def _rows(self, batch: pa.RecordBatch, places: Any) -> pa.RecordBatch:
+        """The rows at these places, with the columns that the user's object gets."""
+        rows: pa.RecordBatch = self._served(lambda names: rows_at(batch.select(names), places), batch, self._columns)
+        return rows
+
+    def _values(self, batch: pa.RecordBatch, heads: Sequence[Any]) -> list[list[Any]]:
+        """Key columns of groups as Python has them."""
+        by_name = dict(zip(self._keys, heads, strict=True))
+        values: list[list[Any]] = self._served(
+            lambda names: [by_name[name].to_pylist() for name in names], batch, self._keys
+        )
+        return values
 
     def _us(self, bound: int) -> int:
         kind = self._time_type

@@ -20,6 +20,7 @@ from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
 from penstock._functions.loop import BrokenOff, row_loop
+from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._functions.state import BinState
 from penstock._functions.timed import TimedCall
@@ -102,11 +103,9 @@ class MapCall:
             result = self.func(pa.record_batch(handle))
             if self.sides:
                 return self._parted(result)
-            if not (hasattr(result, "__arrow_c_array__") or hasattr(result, "__arrow_c_stream__")):
-                raise TypeError(f"the function returned {short(result)}, not a pyarrow RecordBatch or Table")
+            return rows_of(result, "the function returned")
         except Exception as error:
             raise user_error(self.step, self.func, error) from error
-        return result
 
     def _parted(self, result: Any) -> tuple[Any, list[tuple[int, Any]]]:
         batches: list[Any] = []
@@ -119,9 +118,10 @@ class MapCall:
                     " and of sides"
                 )
             if type(made) is Side:
-                beside.append((number_of(self.sides, made.name), batch))
+                rows = rows_of(batch, f"the function returned for side {made.name!r}")
+                beside.append((number_of(self.sides, made.name), rows))
             else:
-                batches.append(batch)
+                batches.append(rows_of(batch, "the function returned"))
         if len(batches) > 1:
             raise TypeError(f"the function returned {len(batches)} batches; it must be one, and sides")
         return batches[0] if batches else self.schema.empty_table().combine_chunks(), beside

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._sides import Declared, Side, apart, number_of
 from penstock.errors import UserFunctionError
@@ -165,9 +166,10 @@ class BatchExpansion:
                 batch, self._batch = self._batch, None
                 self._live = _iterator(self._func(batch), "an iterable of batches")
             for given in self._live:
-                made = given.rows if type(given) is Side else given
-                if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
-                    raise TypeError(f"the function gave {short(given)}, not a pyarrow RecordBatch or Table")
+                if type(given) is Side:
+                    made = rows_of(given.rows, f"the function gave for side {given.name!r}")
+                else:
+                    made = rows_of(given, "the function gave")
                 if len(made):
                     number = number_of(self._sides, given.name) if type(given) is Side else None
                     self._drawn += len(made)

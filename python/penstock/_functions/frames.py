@@ -16,6 +16,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._functions.columns import groupable
 from penstock._sides import Declared, Side, number_of
 
 __all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]
@@ -44,11 +45,7 @@ def group_rows(table: pa.Table, keys: Sequence[str]) -> tuple[Any, Any]:
     """
     codes: Any = None
     for name in keys:
-        column = table.column(name)
-        if pa.types.is_floating(column.type):
-            zero = pa.scalar(0.0, column.type)
-            column = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), pc.add(column, zero))
-        part, size = _codes(column)
+        part, size = _codes(groupable(table.column(name)))
         if codes is None:
             codes = part
         else:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import numbers
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from penstock._durations import milliseconds, parse_duration
+from penstock._functions.short import short
 from penstock._functions.state import copy_state
 from penstock.errors import ConfigError
 
@@ -144,15 +146,18 @@ class GroupState:
         ------
         RuntimeError
             When `timeoutConf` is not ProcessingTimeTimeout.
+        TypeError
+            When it is neither a number nor text.
         ValueError
-            When the duration is not positive, or text that is no duration.
+            When the duration is not positive, not finite, or text that is no duration.
         """
         if self._epoch.timeout != PROCESSING_TIME:
             raise RuntimeError(f"setTimeoutDuration needs timeoutConf={PROCESSING_TIME!r}, not {self._epoch.timeout!r}")
-        duration = _duration_ms(durationMs) if isinstance(durationMs, str) else durationMs
+        name = "setTimeoutDuration"
+        duration = _duration_ms(durationMs) if isinstance(durationMs, str) else _whole_ms(durationMs, name)
         if duration <= 0:
-            raise ValueError(f"setTimeoutDuration({durationMs!r}): the duration must be positive")
-        self._timeout_ms = self._epoch.clock_ms + int(duration)
+            raise ValueError(f"{name}({durationMs!r}): the duration must be positive, of 1 ms at least")
+        self._timeout_ms = self._epoch.clock_ms + duration
 
     def setTimeoutTimestamp(self, timestampMs: int | datetime.datetime) -> None:
         """Have the function called when the watermark passes a time: milliseconds since 1970, or a datetime.
@@ -161,22 +166,26 @@ class GroupState:
         ------
         RuntimeError
             When `timeoutConf` is not EventTimeTimeout.
+        TypeError
+            When it is neither a number nor a datetime.
         ValueError
-            When the time is not positive, or before the watermark.
+            When the time is not positive, not finite, or before the watermark.
         """
         epoch = self._epoch
         if epoch.timeout != EVENT_TIME:
             raise RuntimeError(f"setTimeoutTimestamp needs timeoutConf={EVENT_TIME!r}, not {epoch.timeout!r}")
-        if isinstance(timestampMs, datetime.datetime):
+        if isinstance(timestampMs, datetime.datetime) and timestampMs == timestampMs:  # unlike pandas' NaT
             # Whole microseconds first: float seconds would lose some.
             whole = timestampMs.replace(microsecond=0).timestamp()
-            timestampMs = int(whole) * 1_000 + timestampMs.microsecond // 1_000
-        if timestampMs <= 0:
+            at_ms = int(whole) * 1_000 + timestampMs.microsecond // 1_000
+        else:
+            at_ms = _whole_ms(timestampMs, "setTimeoutTimestamp", " or a datetime")
+        if at_ms <= 0:
             raise ValueError(f"setTimeoutTimestamp({timestampMs!r}): the time must be positive")
         watermark = epoch.watermark_ms
-        if watermark is not None and watermark != NO_TIMESTAMP and timestampMs < watermark:
-            raise ValueError(f"setTimeoutTimestamp({timestampMs}) is before the watermark {watermark}")
-        self._timeout_ms = int(timestampMs)
+        if watermark is not None and watermark != NO_TIMESTAMP and at_ms < watermark:
+            raise ValueError(f"setTimeoutTimestamp({at_ms}) is before the watermark {watermark}")
+        self._timeout_ms = at_ms
 
     def getCurrentWatermarkMs(self) -> int:
         """The watermark of this batch, in milliseconds since 1970.
@@ -337,6 +346,19 @@ def _duration_ms(text: str) -> int:
     """Read ``"10 seconds"`` or, as Spark has it, too, ``"interval 1 hour 30 minutes"``."""
     name = "setTimeoutDuration"
     return milliseconds(parse_duration(text.strip().removeprefix("interval "), name, allow_zero=True), name)
+
+
+def _whole_ms(value: Any, name: str, other: str = ', or text such as "10 seconds"') -> int:
+    """Milliseconds that a function gives, without a fraction: of any number type, as NumPy has several."""
+    # NumPy's durations are integers of units of their own.
+    is_duration = getattr(getattr(value, "dtype", None), "kind", "") == "m"
+    is_number = isinstance(value, (numbers.Real, decimal.Decimal)) and not isinstance(value, bool)
+    if is_duration or not is_number:
+        raise TypeError(f"{name}({short(value)}): give a number of milliseconds{other}")
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name}({short(value)}): the number of milliseconds must be finite") from None
 
 
 def require_timeout(timeout: str) -> None:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
+from penstock._functions.columns import UNSERVED, column_of, each_served, groupable
 from penstock._functions.group_state import (
     EVENT_TIME,
     NO_TIMESTAMP,
@@ -48,7 +49,7 @@ from penstock._views import rows_at
 from penstock.errors import StateError
 
 if TYPE_CHECKING:
-    from penstock._functions.frames import Joiner
+    from penstock._functions.frames import Cutter, Joiner
 
 __all__ = ["GroupBin", "GroupStateCall"]
 
@@ -235,28 +236,46 @@ class GroupStateCall:
             return
         import numpy as np
 
-        from penstock._functions.frames import Cutter, group_rows, scalars
-
         table = pa.Table.from_batches([batch.slice(start, rows) for _, (batch, start, rows) in pieces])
         for bin, _ in pieces:
             bin.pending = []
         ends = np.cumsum([rows for _, (_, _, rows) in pieces])
-        order, starts = group_rows(table, self.keys)
-        firsts = order[starts]
-        heads = rows_at(table.select(self.keys), firsts).combine_chunks()
-        keys = [tuple(map(own_nan, key)) for key in zip(*(c.to_pylist() for c in heads.columns), strict=True)]
-        shown = zip(*(scalars(column, self._timezone) for column in heads.columns), strict=True)
-        owners = np.searchsorted(ends, firsts, side="right").tolist()
-        cutter = Cutter(rows_at(table, order), self._timezone)
+        try:
+            order, starts, keys, cutter = self._grouped(table)
+        except BaseException:
+            for bin, _ in pieces:
+                bin.taint()
+            raise
         del table
-        cut = cutter.cut
+        owners = np.searchsorted(ends, order[starts], side="right").tolist()
         bounds = [*starts.tolist(), len(order)]
-        for at, (key, tell) in enumerate(zip(keys, shown, strict=True)):
+        for at, (key, tell) in enumerate(keys):
             bin = pieces[owners[at]][0]
-            frame = cut(bounds[at], bounds[at + 1])
+            try:
+                frame = cutter.cut(bounds[at], bounds[at + 1])
+            except UNSERVED as error:
+                bin.taint()
+                raise self._failed(TypeError(f"it cannot take the rows of a key: {error}"), self.keys, key) from error
             self._call(bin, key, tell, frame, False, epoch, out)
             if out.full:
                 self._joining(bins, out.flush)
+
+    def _grouped(self, table: pa.Table) -> tuple[Any, Any, list[tuple[tuple[Any, ...], tuple[Any, ...]]], Cutter]:
+        """Rows by group, where the groups start, their keys as they are kept and as they are told, and their frames."""
+        from penstock._functions.frames import Cutter, group_rows, scalars
+
+        zone = self._timezone
+
+        def served(work: Callable[[list[str]], _T], names: Sequence[str]) -> _T:
+            return each_served(work, table.schema, names, self.refused)
+
+        order, starts = served(lambda names: group_rows(table, names), self.keys)
+        heads = served(lambda names: rows_at(table.select(names), order[starts]).combine_chunks(), self.keys)
+        kept = served(lambda names: [groupable(heads.column(name)).to_pylist() for name in names], self.keys)
+        told = served(lambda names: [scalars(heads.column(name), zone) for name in names], self.keys)
+        cutter = served(lambda names: Cutter(rows_at(table.select(names), order), zone), table.schema.names)
+        keys = (tuple(map(own_nan, key)) for key in zip(*kept, strict=True))
+        return order, starts, list(zip(keys, zip(*told, strict=True), strict=True)), cutter
 
     def _timeouts(self, bins: Sequence[GroupBin], epoch: GroupEpoch, limit_ms: int, out: Joiner) -> None:
         """Steps 2 and 3."""
@@ -267,7 +286,7 @@ class GroupStateCall:
 
         due.sort(key=lambda item: item[0])
         columns = zip(*(key for _, key, _ in due), strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, self.key_types, strict=True)]
+        arrays = [column_of(column, kind) for column, kind in zip(columns, self.key_types, strict=True)]
         shown = zip(*(scalars(array, self._timezone) for array in arrays), strict=True)
         empty = nothing(self._columns)
         for (_, key, bin), tell in zip(due, shown, strict=True):

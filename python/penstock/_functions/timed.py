@@ -49,9 +49,12 @@ _WAITING: Final = 2
 _END_US: Final = (1 << 63) - 1
 #: Times beyond are none, as in the native part.
 _LIMIT_US: Final = _END_US // 4
+#: Times beyond are none in nanoseconds.
+_NS_US: Final = _END_US // 1_000
 _EPOCH: Final = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC: Final = _EPOCH.replace(tzinfo=datetime.timezone.utc)
 _TICK: Final = datetime.timedelta(microseconds=1)
+_DAY: Final = datetime.timedelta(days=1)
 
 #: State or None, when it was last used or None, and timers: a heap of time, number and value, which changes in place.
 Entry = tuple[Any, "int | None", list[tuple[int, int, Any]]]
@@ -59,7 +62,7 @@ Entry = tuple[Any, "int | None", list[tuple[int, int, Any]]]
 
 def to_us(value: Any) -> int:
     """An event time as Python has it (milliseconds since 1970, or a datetime, of UTC unless it names a zone), in us."""
-    if isinstance(value, datetime.datetime):
+    if isinstance(value, datetime.datetime) and value == value:  # unlike pandas' NaT
         epoch = _EPOCH if value.tzinfo is None else _EPOCH_UTC
         return (value - epoch) // _TICK
     if isinstance(value, bool) or not isinstance(value, int):
@@ -246,6 +249,11 @@ class TimedCall:
         self.columns = [*self._names, *([call["event_time"]] if timed else [])]
         self._timed = timed
         self._time_type: pa.DataType | None = call["time_type"]
+        #: Between which times there are timers: those that can be told.
+        self._least_us, self._most_us = -_LIMIT_US, _LIMIT_US
+        if self._time_type is not None and not pa.types.is_integer(self._time_type):
+            # A day less, for zones.
+            self._least_us, self._most_us = to_us(datetime.datetime.min + _DAY), to_us(datetime.datetime.max - _DAY)
         self._stopped = stopped
         self._failed = failed
         self._refuse = refuse
@@ -400,10 +408,13 @@ class TimedCall:
             if type(item) is not tuple or len(item) != 2:
                 raise TypeError(f"{short(item)} is no timer: give (time, value), or a list of them")
             at_us = to_us(item[0])
-            if abs(at_us) > _LIMIT_US:
+            if not self._least_us <= at_us <= self._most_us:
                 raise ValueError(f"the time {short(item[0])} of a timer is out of range")
             if least_us is not None and at_us < least_us:
-                raise ValueError(f"a timer at {self._time(least_us)} set one before, at {short(item[0])}")
+                # Event time may show less of a time than there is: what `on_timer` was told is the timer's own time.
+                if at_us < to_us(self._time(least_us)):
+                    raise ValueError(f"a timer at {self._time(least_us)} set one before, at {short(item[0])}")
+                at_us = least_us
             found.append((at_us, item[1]))
         return found
 
@@ -421,9 +432,12 @@ class TimedCall:
 
     def _time(self, at_us: int) -> Any:
         """A time as rows have it."""
-        if self._time_type is None or pa.types.is_integer(self._time_type):
+        kind = self._time_type
+        if kind is None or pa.types.is_integer(kind):
             return at_us // 1_000
-        return pa.scalar(at_us, pa.timestamp("us", self._time_type.tz)).as_py()
+        if kind.unit == "ns" and abs(at_us) < _NS_US:
+            return pa.scalar(at_us * 1_000, kind).as_py()
+        return pa.scalar(at_us, pa.timestamp("us", kind.tz)).as_py()
 
     def _parts(self, key: Any) -> tuple[Any, ...]:
         return (key,) if len(self.keys) == 1 else key

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import reduce
 from math import isfinite
 from typing import Any, TypeVar
+
+from penstock._functions.short import short
 
 __all__ = ["Change", "Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
 
@@ -260,50 +262,76 @@ class Timeline:
         Raises
         ------
         ValueError
-            When the text is not a timeline, or one of another format version.
+            When the text is not a timeline, or one of another format version. It names the field.
         """
         try:
             document = json.loads(text)
             version = document.pop("format")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("not a timeline: no JSON object with a format version") from error
-        if version != FORMAT:
-            raise ValueError(f"timeline of format {version}; this release reads {FORMAT}")
+        if type(version) is not int or version != FORMAT:
+            raise ValueError(f"timeline of format {short(version)}; this release reads {FORMAT}")
+        # Those of earlier releases have neither.
+        document = {"changes": [], "checks": []} | document
         try:
             return cls(
-                title=document["title"],
-                epochs=_items(Epoch, document["epochs"]),
-                slices=_items(Slice, document["slices"]),
-                migrations=_items(Migration, document["migrations"]),
-                workers=_items(WorkerSample, document["workers"]),
-                conditions={str(name): str(value) for name, value in dict(document["conditions"]).items()},
-                changes=_items(Change, document.get("changes", ())),
-                checks=_items(Check, document.get("checks", ())),
+                title=_of_type(document, "title", str, "text"),
+                epochs=_items(Epoch, document, "epochs"),
+                slices=_items(Slice, document, "slices"),
+                migrations=_items(Migration, document, "migrations"),
+                workers=_items(WorkerSample, document, "workers"),
+                conditions={
+                    name: str(value) for name, value in _of_type(document, "conditions", dict, "an object").items()
+                },
+                changes=_items(Change, document, "changes"),
+                checks=_items(Check, document, "checks"),
             )
-        except KeyError as error:
-            raise ValueError(f"not a timeline: {error} is missing") from error
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"not a timeline: {error}") from error
 
 
 _Item = TypeVar("_Item")
+#: Of an integer of a timeline; larger ones have no place in a picture.
+_MOST = 1 << 63
+_SHOWN = {"int": "int of 64 bits", "float": "a finite number", "str": "text", "bool": "true or false"}
 
 
-def _items(kind: type[_Item], found: Iterable[Mapping[str, Any]]) -> list[_Item]:
+def _of_type(document: Mapping[str, Any], name: str, kind: type[_Item], told: str) -> _Item:
+    if name not in document:
+        raise ValueError(f"{name!r} is missing")
+    value = document[name]
+    if not isinstance(value, kind):
+        raise ValueError(f"{name!r} is {short(value)}, not {told}")
+    return value
+
+
+def _items(kind: type[_Item], document: Mapping[str, Any], name: str) -> list[_Item]:
     """Measurements of one kind, refused where a value is not what the kind says."""
-    wanted = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
-    for item in found:
-        for name, value in dict(item).items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-            good = {
-                "int": number and isinstance(value, int),
-                "float": number,
-                "str": isinstance(value, str),
-                "bool": isinstance(value, bool),
-            }.get(wanted.get(name, ""), True)
-            if not good:
-                raise ValueError(f"{name} of a {kind.__name__} is {value!r}, not {wanted[name]}")
+    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    needed = [field.name for field in known.values() if field.default is MISSING]
+    found = _of_type(document, name, list, "a list")
+    for at, item in enumerate(found):
+        if not isinstance(item, dict):
+            raise ValueError(f"{name}[{at}] is {short(item)}, not an object")
+        for key in (*item, *needed):
+            what = f"{key} of a {kind.__name__}"
+            if key not in known:
+                raise ValueError(f"{what} is unknown ({name}[{at}])")
+            if key not in item:
+                raise ValueError(f"{what} is missing ({name}[{at}])")
+            wanted = str(known[key].type)
+            if not _good(item[key], wanted):
+                raise ValueError(f"{what} is {short(item[key])}, not {_SHOWN[wanted]} ({name}[{at}])")
     return [kind(**item) for item in found]
+
+
+def _good(value: Any, wanted: str) -> bool:
+    """Whether a value of JSON is of a type by its name; of a number also whether it is one that can be drawn."""
+    if wanted in ("int", "float"):
+        if isinstance(value, bool) or not isinstance(value, (int, float) if wanted == "float" else int):
+            return False
+        return isfinite(value) if isinstance(value, float) else abs(value) < _MOST
+    return isinstance(value, {"str": str, "bool": bool}[wanted])
 
 
 def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[int]:

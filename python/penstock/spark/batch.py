@@ -3,8 +3,10 @@
 Owns: running the pieces of a plan between its exchanges. Each piece is one ``mapInArrow``; between
 two pieces lies a real Spark shuffle, by the hash that the native part uses for its bins. So
 Spark's own scheduling, retries and spilling serve the flow, and at the end of input the
-watermark is infinite: no row is late. What several pieces lead to takes their union, and sides
-of an operator come as structs of one row, as the sources of a tagged DataFrame do.
+watermark is infinite: no row is late. Rows without event time, which no window has, are counted where
+the first piece of their source reads them, and told in the log of its task. What several
+pieces lead to takes their union, and sides of an operator come as structs of one row, as the
+sources of a tagged DataFrame do.
 
 Invariants: a piece depends on nothing but its input rows (and, where the flow cares about
 order, on their order), so a task that Spark runs again gives the same rows. Closures carry
@@ -31,7 +33,7 @@ import pyarrow.compute as pc
 
 from penstock._beside import say_dropped
 from penstock._flow.graph import sources_of
-from penstock._functions.inline import drive
+from penstock._functions.inline import drive, needed_times
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ConfigError
 from penstock.spark._session.guard import require_flow
@@ -77,6 +79,8 @@ class PlanPiece:
         By input, without helper columns; of several inputs each row is a struct.
     output_schema : pyarrow.Schema
         Without helper columns, in Spark's Arrow types.
+    times : tuple of str or None
+        By input the column of which nulls are told in the log; empty where another piece does so.
     """
 
     plan: str
@@ -87,6 +91,7 @@ class PlanPiece:
     ordered: bool
     inputs: tuple[pa.Schema, ...]
     output_schema: pa.Schema
+    times: tuple[str | None, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the piece over the batches of one partition."""
@@ -94,7 +99,7 @@ class PlanPiece:
 
         run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
-        for handle in drive(run, self._parted(batches), self.inputs):
+        for handle in drive(run, self._parted(batches), self.inputs, self.times):
             out = pa.record_batch(handle)
             if not out.num_rows:
                 continue
@@ -184,7 +189,8 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     -------
     pyspark.sql.DataFrame
         Lazy, with the columns of the flow. The same rows as `Flow.run` gives: the input is
-        one epoch, at whose end all windows close.
+        one epoch, at whose end all windows close. Rows whose event time is null are in no window and in no join in
+        time; each task that reads a source logs how many came, as a warning of the logger ``penstock``.
 
     Raises
     ------
@@ -238,10 +244,14 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     routed: dict[int, dict[int, list[DataFrame]]] = {}
     met: dict[int, DataFrame] = {}
     results = []
+    #: By source the event time that its rows need, until a piece reads them.
+    times = dict(enumerate(needed_times(plan)))
     for number, told in enumerate(facts["pieces"]):
         inputs, end = tuple(pa.schema(one) for one in told["inputs"]), told["end"]
+        needed: tuple[str | None, ...] = ()
         if "source" in told:
             rows = sources[told["source"]]
+            needed = (times.pop(told["source"], None),)
         else:
             operator = told["operator"]
             if operator not in met:
@@ -249,7 +259,7 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
                 met[operator] = _meeting([sides[side] for side in range(len(inputs))], count, ordered)
             rows = met[operator]
         output = spark_types(pa.schema(told["output"]))
-        piece = PlanPiece(plan, pickled, number, end is None, count, ordered, inputs, output)
+        piece = PlanPiece(plan, pickled, number, end is None, count, ordered, inputs, output, needed)
         made = by_place(rows).mapInArrow(piece, piece.ddl)
         if end is None:
             results.append(made)

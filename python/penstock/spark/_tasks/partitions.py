@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._beside import say_dropped
-from penstock._functions.inline import drive
+from penstock._functions.inline import drive, needed_times
 from penstock._resume import guarded
 from penstock._schema import conform, spark_types
 from penstock.errors import ConfigError, PlanError
@@ -44,12 +44,15 @@ class PartitionFunction:
         What it takes, by source; of several sources each row is a struct, see `penstock.spark.tagged`.
     output_schema : pyarrow.Schema
         What it gives, in Spark's Arrow types.
+    times : tuple of str or None
+        By source the column of which nulls are told in the log.
     """
 
     plan: str
     calls: bytes
     inputs: Mapping[str, pa.Schema]
     output_schema: pa.Schema
+    times: tuple[str | None, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the flow over the batches of one partition; the watermark is infinite at their end."""
@@ -59,7 +62,7 @@ class PartitionFunction:
         from penstock import _native
 
         run = _native.InlineRun(self.plan, load_calls(self.calls))
-        for out in drive(run, self._parted(batches), list(self.inputs.values())):
+        for out in drive(run, self._parted(batches), list(self.inputs.values()), self.times):
             yield conform(pa.record_batch(out), self.output_schema, "output")
         settle()
 
@@ -82,7 +85,8 @@ def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFuncti
     Returns
     -------
     PartitionFunction
-        To be given to ``df.mapInArrow(f, flow.output_ddl)``.
+        To be given to ``df.mapInArrow(f, flow.output_ddl)``. Where the flow has a window or a join in time, rows
+        whose event time is null are in no result; each partition logs how many came, as a warning.
 
     Raises
     ------
@@ -96,7 +100,8 @@ def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFuncti
         )
     say_dropped(flow.sides, "map_in_arrow")
     plan, calls = flow.to_plan()
-    return PartitionFunction(plan, dump_calls(calls), flow.sources, spark_types(flow.output_schema))
+    output, times = spark_types(flow.output_schema), tuple(needed_times(plan))
+    return PartitionFunction(plan, dump_calls(calls), flow.sources, output, times)
 
 
 def dump_calls(calls: list[dict[str, Any]]) -> bytes:
