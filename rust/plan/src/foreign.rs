@@ -168,8 +168,9 @@ impl EpochOp {
                     // Of a row's copies only the one in its last window reports it late: that window closes last.
                     let (mut times, _) = event_times(&self.foreign.step, time, time.column + 2, batch)?;
                     windows.to_axis(&mut times);
-                    let last = |row: usize| windows.instant(windows.last_start(times[row]) + windows.size_us());
-                    late.retain(|row| absent.binary_search(row).is_ok() || ends[*row as usize] == last(*row as usize));
+                    let (starts, _) = event_times(&self.foreign.step, time, 0, batch)?;
+                    let last = |row: usize| windows.last(times[row]) == (starts[row], ends[row]);
+                    late.retain(|row| absent.binary_search(row).is_ok() || last(*row as usize));
                 }
                 Ok((open, late))
             }

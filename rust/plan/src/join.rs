@@ -852,11 +852,10 @@ impl JoinOp {
         };
         let (mut times, absent) = event_times(&self.step, time, time.column, batch)?;
         windows.to_axis(&mut times);
-        let (starts, _) = event_times(&self.step, time, 0, batch)?;
-        late.retain(|row| {
-            let at = *row as usize;
-            absent.binary_search(row).is_ok() || starts[at] == windows.instant(windows.last_start(times[at]))
-        });
+        let [starts, ends] = [0, 1].map(|bound| event_times(&self.step, time, bound, batch));
+        let (starts, ends) = (starts?.0, ends?.0);
+        let last = |row: usize| windows.last(times[row]) == (starts[row], ends[row]);
+        late.retain(|row| absent.binary_search(row).is_ok() || last(*row as usize));
         Ok(())
     }
 }

@@ -751,8 +751,9 @@ impl KeyedOp for TopOp {
             // Of a row's copies only the one in its last window reports it late: that window closes last.
             let (mut times, _) = event_times(&self.step, event_time, event_time.column + 2, batch)?;
             windows.to_axis(&mut times);
-            let last_end = |row: usize| windows.instant(windows.last_start(times[row]) + windows.size_us());
-            late.retain(|&row| ends[row as usize].is_none_or(|end| end == last_end(row as usize)));
+            let (starts, _) = event_times(&self.step, event_time, 0, batch)?;
+            let last = |row: usize, end: i64| windows.last(times[row]) == (starts[row], end);
+            late.retain(|&row| ends[row as usize].is_none_or(|end| last(row as usize, end)));
         }
         let kept = self.top.candidates(batch, rows.into_iter())?;
         let few = take_rows(batch, &kept)?;

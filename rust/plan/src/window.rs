@@ -199,6 +199,12 @@ impl Windows {
         time.div_euclid(self.every_us) * self.every_us
     }
 
+    /// Start and end, as instants, of the last window that begins at or before a time. Where a zone leaves a day out others have one of the two.
+    pub(crate) fn last(&self, time: i64) -> (i64, i64) {
+        let start = self.last_start(time);
+        (self.instant(start), self.instant(start + self.size_us))
+    }
+
     /// Start of the first window that holds a pane.
     pub(crate) fn first_start(&self, pane: i64) -> i64 {
         // Damaged state may have any.

@@ -610,7 +610,11 @@ impl Sides {
     /// Whether a left row is there that one could meet which meets another of these times.
     fn is_there(&self, at: usize, (time, last): (i64, Option<i64>)) -> bool {
         let rows = &self.keys[at].rows[0];
-        let Some(last) = last else { return !rows.is_empty() };
+        let Some(last) = last else {
+            // Windows of one start have ends of their own where a zone leaves a day out.
+            let same = || rows.binary_search_by_key(&time, |row| row.time).is_ok();
+            return if self.rules.hold.is_some() { same() } else { !rows.is_empty() };
+        };
         // Those that are not empty are apart, so of those that begin before this one ends the last also ends last.
         let begun = &rows[..rows.partition_point(|row| row.time <= last)];
         time <= last && begun.iter().rev().find(|row| row.time <= row.end).is_some_and(|row| time <= row.end)

@@ -1,38 +1,66 @@
 //! The user's functions of random plans: the rows that they make of rows, which the oracle asks for as well, and what they are to workers.
 //!
-//! The state of a bin is a map. It undoes, tells what has changed and comes back from files as that of Python functions does.
+//! [The state of a bin](state) is a map. It undoes, tells what has changed and comes back from files as that of Python functions does.
 
-use std::collections::{BTreeMap, VecDeque};
+mod gather;
+mod groups;
+mod state;
+mod sums;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, SchemaRef};
-use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::{
-    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, NULL_HASH, SideRows, Spoiled,
-    StateFault, States, StepSpec, hash_int,
+    CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, SideRows, Spoiled, States, StepSpec,
 };
 
+pub(crate) use self::gather::Gather;
+pub(super) use self::groups::{BATCH, Group, Moment};
+pub(crate) use self::groups::{Groups, Timeout};
+use self::state::Bin;
+pub(super) use self::sums::Memory;
 use super::plans::Made;
-use super::{Bag, Row, plain, schema};
+use super::{Bag, PLAIN, Row, plain, schema};
 use crate::common::{Cell, cells};
 
 /// What a call does. But for what filters, all make rows of the [plain columns](super::PLAIN).
 #[derive(Clone, Debug)]
 pub(crate) enum Call {
     /// A row of the plain columns that says something of all columns of a row. Where there is a key, a time or a text, it is kept.
-    Plain { key: Option<usize>, time: Option<usize>, text: Option<usize> },
+    Plain {
+        key: Option<usize>,
+        time: Option<usize>,
+        text: Option<usize>,
+    },
     /// Some of the rows.
     Some(SchemaRef),
     /// None to two rows of each, which is an input, or of all rows of a block.
-    Copies { each: bool },
+    Copies {
+        each: bool,
+    },
     /// The body of a loop: halves the value, and goes on with what is left of it.
     Halves,
-    /// Sums by key, which speak at once of what was before the epoch, of all of it at its end, and of each row when its time is over.
-    Sums,
+    /// Rows of the plain columns at times that are at least so much apart: the next one, or the last one.
+    Apart {
+        width: i64,
+        next: bool,
+    },
+    /// Rows of the plain columns of a key and a time, whose value is another time: so much later at most.
+    Ends {
+        width: i64,
+        unit: i64,
+    },
+    /// Sums by key, which speak at once of what was before the epoch, of all of it at its end, and of each row so much after its time.
+    Sums {
+        after: i64,
+    },
     /// What the order of a key's rows changes.
     Orders,
+    Gather(Gather),
+    Groups(Groups),
 }
 
 /// Something of all that is in a row.
@@ -89,15 +117,29 @@ impl Call {
                 made.push(int(i64::from(number(&made[2]).is_some_and(|value| value > 4))));
                 vec![made]
             }
-            Self::Sums | Self::Orders => unreachable!("it keeps state"),
+            Self::Apart { width, next } => {
+                let place = |time: i64| (if *next { time + width - 1 } else { time }).div_euclid(*width) * width;
+                let mut made = row.clone();
+                made[1] = number(&row[1]).map_or(Cell::Null, |time| int(place(time)));
+                vec![made]
+            }
+            Self::Ends { width, unit } => {
+                let (key, time) = (&row[0], &row[row.len() - 1]);
+                let end = number(time).map_or(Cell::Null, |time| int(time + folded % (width / unit + 1) * unit));
+                let text =
+                    if row.len() > 2 { row[1].clone() } else { Cell::text(["", "b", "ccc"][folded as usize % 3]) };
+                vec![vec![key.clone(), time.clone(), end, text]]
+            }
+            Self::Sums { .. } | Self::Orders | Self::Gather(_) | Self::Groups(_) => unreachable!("it keeps state"),
         }
     }
 
     fn made(&self) -> SchemaRef {
         match self {
             Self::Some(schema) => schema.clone(),
-            Self::Halves => schema(&super::PLAIN, true),
-            _ => schema(&super::PLAIN, false),
+            Self::Halves => schema(&PLAIN, true),
+            Self::Gather(gather) => gather.made.clone(),
+            _ => schema(&PLAIN, false),
         }
     }
 }
@@ -149,7 +191,9 @@ impl Functions {
         let mut sides = vec![0; made.calls.len()];
         for step in made.spec.steps.iter().map(|node| &node.step).flat_map(|step| step.body().iter().chain([step])) {
             use StepSpec::*;
-            if let MapBatches { call, .. } | FlatMap { call, .. } | StatefulMap { call, .. } = step {
+            if let MapBatches { call, .. } | FlatMap { call, .. } | StatefulMap { call, .. } | GroupState { call, .. } =
+                step
+            {
                 sides[*call] = step.sides().len();
             }
         }
@@ -159,7 +203,7 @@ impl Functions {
     /// What a call gives beside what it makes of some rows.
     fn aside<'a>(&self, call: usize, seen: impl IntoIterator<Item = &'a Row>, sides: &mut SideRows) {
         for (side, row) in seen.into_iter().filter_map(|row| Call::aside(row, self.sides[call])) {
-            sides.push((side, block(&schema(&super::PLAIN, false), &[row])));
+            sides.push((side, block(&schema(&PLAIN, false), &[row])));
         }
     }
 
@@ -195,18 +239,35 @@ impl Callbacks for Functions {
         Ok(Box::new(Expanding { call, sides, each, inputs: cells(batch).into(), made: VecDeque::new() }))
     }
 
-    fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
-        Box::<Memory>::default()
+    fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+        match &self.calls[call] {
+            Call::Gather(gather) => Box::new(Bin::<gather::Windows>::new(gather.names.clone())),
+            Call::Groups(groups) => Box::new(Bin::<Group>::new(groups.names.clone())),
+            _ => Box::new(Memory::new(schema(&PLAIN[..1], false))),
+        }
     }
 
     fn apply(&self, call: usize, block: &mut Grouped<'_>, sides: &mut SideRows) -> Result<RecordBatch, CallError> {
         self.count()?;
-        self.aside(call, &cells(block.batch), sides);
-        let call = &self.calls[call];
-        block.each(|state: &mut Memory, batch| {
-            let made: Bag = cells(batch).iter().map(|row| state.apply(call, row)).collect();
-            Ok(self::block(&call.made(), &made))
-        })
+        let of = &self.calls[call];
+        let nothing = || Ok(self::block(&of.made(), &[]));
+        match of {
+            Call::Gather(gather) => block.each(|bin: &mut Bin<gather::Windows>, batch| {
+                bin.take(gather, &cells(batch));
+                nothing()
+            }),
+            Call::Groups(_) => block.each(|bin: &mut Bin<Group>, batch| {
+                bin.waiting.extend(cells(batch));
+                nothing()
+            }),
+            _ => {
+                self.aside(call, &cells(block.batch), sides);
+                block.each(|state: &mut Memory, batch| {
+                    let made: Bag = cells(batch).iter().map(|row| state.apply(of, row)).collect();
+                    Ok(self::block(&of.made(), &made))
+                })
+            }
+        }
     }
 
     fn end_epoch(
@@ -218,8 +279,22 @@ impl Callbacks for Functions {
     ) -> Result<Vec<RecordBatch>, CallError> {
         self.count()?;
         let ms = end.after_us.map_or(i64::MIN, |us| if us == i64::MAX { us } else { us.div_euclid(1_000) });
-        let made: Bag = states.held().into_iter().flat_map(|bin| states.of::<Memory>(bin).end_epoch(ms)).collect();
-        self.aside(call, &made, sides);
+        let (mut made, mut seen) = (Bag::new(), Bag::new());
+        for bin in states.held() {
+            match &self.calls[call] {
+                Call::Gather(gather) => made.extend(states.of::<Bin<gather::Windows>>(bin).end_epoch(gather, end)),
+                Call::Groups(groups) => {
+                    let mut see = |row: &Row| seen.push(row.clone());
+                    made.extend(states.of::<Bin<Group>>(bin).end_epoch(groups, end, &mut see));
+                }
+                _ => {
+                    let ended = states.of::<Memory>(bin).end_epoch(ms);
+                    seen.extend(ended.iter().cloned());
+                    made.extend(ended);
+                }
+            }
+        }
+        self.aside(call, &seen, sides);
         Ok(vec![block(&self.calls[call].made(), &made)])
     }
 }
@@ -252,190 +327,10 @@ impl Expansion for Expanding {
         let mut drawn = Bag::new();
         for (side, row) in self.made.drain(..room.min(self.made.len())) {
             match side {
-                Some(side) => sides.push((side, block(&schema(&super::PLAIN, false), &[row]))),
+                Some(side) => sides.push((side, block(&schema(&PLAIN, false), &[row]))),
                 None => drawn.push(row),
             }
         }
         (vec![block(&self.call.made(), &drawn)], Ok(()))
-    }
-}
-
-/// What a key has.
-#[derive(Clone, Debug, Default)]
-struct Kept {
-    /// Of all epochs before.
-    before: i64,
-    /// Of this one: the sum, the rows, and the last time of one.
-    now: i64,
-    rows: i64,
-    last: Option<i64>,
-    /// Times of rows that are not over, and their values.
-    timers: Vec<(i64, i64)>,
-}
-
-type Key = Option<i64>;
-
-/// The state of a bin; of all keys, for the oracle.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
-    keys: BTreeMap<Key, Kept>,
-    /// What keys were at the mark that were changed since; none before there was one.
-    changed: Option<BTreeMap<Key, Option<Kept>>>,
-}
-
-impl Memory {
-    /// Notes what a key was.
-    fn touch(&mut self, key: Key) {
-        if let Some(changed) = &mut self.changed {
-            changed.entry(key).or_insert_with(|| self.keys.get(&key).cloned());
-        }
-    }
-
-    pub(super) fn apply(&mut self, call: &Call, row: &Row) -> Row {
-        let (key, time, value) = (number(&row[0]), number(&row[1]), number(&row[2]).unwrap_or(0));
-        self.touch(key);
-        let kept = self.keys.entry(key).or_default();
-        if matches!(call, Call::Orders) {
-            kept.before = (kept.before * 31 + value).rem_euclid(1_009);
-            return vec![row[0].clone(), row[1].clone(), int(kept.before), row[3].clone()];
-        }
-        (kept.now, kept.rows, kept.last) = (kept.now + value, kept.rows + 1, kept.last.max(time));
-        kept.timers.extend(time.map(|time| (time + 15, value)));
-        vec![row[0].clone(), row[1].clone(), int((kept.before + value).rem_euclid(97)), row[3].clone()]
-    }
-
-    /// What it has to say when the watermark is so far, in milliseconds.
-    pub(super) fn end_epoch(&mut self, reached: i64) -> Bag {
-        let mut made = Bag::new();
-        let cell = |number: Option<i64>| number.map_or(Cell::Null, int);
-        for key in self.keys.keys().copied().collect::<Vec<_>>() {
-            let kept = &self.keys[&key];
-            let due = kept.timers.iter().any(|(time, _)| *time <= reached);
-            if kept.rows == 0 && !due {
-                continue;
-            }
-            self.touch(key);
-            let kept = self.keys.get_mut(&key).unwrap();
-            if kept.rows > 0 {
-                kept.before = (kept.before * 31 + kept.now + kept.rows).rem_euclid(1_009);
-                made.push(vec![cell(key), cell(kept.last), int(kept.before), Cell::text("end")]);
-                (kept.now, kept.rows, kept.last) = (0, 0, None);
-            }
-            for (time, value) in kept.timers.extract_if(.., |(time, _)| *time <= reached) {
-                made.push(vec![cell(key), int(time), int((kept.before + value).rem_euclid(97)), Cell::text("due")]);
-            }
-            if kept.timers.is_empty() && kept.before % 3 == 0 {
-                self.keys.remove(&key);
-            }
-        }
-        made
-    }
-
-    fn put(key: Key, kept: &Kept) -> Vec<u8> {
-        let option = |value: Option<i64>| [i64::from(value.is_some()), value.unwrap_or(0)];
-        let mut numbers = option(key).to_vec();
-        numbers.extend([kept.before, kept.now, kept.rows]);
-        numbers.extend(option(kept.last));
-        numbers.extend(kept.timers.iter().flat_map(|(time, value)| [*time, *value]));
-        numbers.into_iter().flat_map(i64::to_le_bytes).collect()
-    }
-
-    fn read(bytes: &[u8]) -> (Key, Kept) {
-        let numbers: Vec<i64> = bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().unwrap())).collect();
-        let option = |at: usize| (numbers[at] == 1).then_some(numbers[at + 1]);
-        let timers = numbers[7..].chunks(2).map(|pair| (pair[0], pair[1])).collect();
-        let kept = Kept { before: numbers[2], now: numbers[3], rows: numbers[4], last: option(5), timers };
-        (option(0), kept)
-    }
-
-    /// Changes as a chunk of entries, three keys at a time.
-    fn entries(&self, keys: &[Key]) -> Vec<u8> {
-        let mut writer = ChunkWriter::new(b"memory");
-        for key in keys {
-            let hash = key.map_or(NULL_HASH, hash_int);
-            let name = Self::put(*key, &Kept::default());
-            match self.keys.get(key) {
-                Some(kept) => writer.push(Entry::Put { hash, key: &name, value: &Self::put(*key, kept) }),
-                None => writer.push(Entry::Gone { hash, key: &name }),
-            }
-        }
-        writer.finish()
-    }
-}
-
-/// What is left to be encoded.
-struct Left {
-    rows: VecDeque<Key>,
-    entries: VecDeque<Key>,
-}
-
-impl ForeignState for Memory {
-    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault> {
-        let extent = encoding.extent();
-        let left = encoding.place(|| {
-            let changed = |key: &Key| self.changed.as_ref().is_none_or(|changed| changed.contains_key(key));
-            let all = self.keys.keys().copied();
-            let told = self.changed.as_ref().map_or_else(|| all.clone().collect(), |it| it.keys().copied().collect());
-            let none = VecDeque::new;
-            let (rows, entries) = match extent {
-                Extent::All => (all.collect(), none()),
-                Extent::Marked => (all.filter(|key| !changed(key)).collect(), told),
-                Extent::Changed => (none(), told),
-                Extent::Anew => (none(), all.collect()),
-            };
-            Left { rows, entries }
-        });
-        if let Some(key) = left.rows.pop_front() {
-            return Ok(Some([vec![0], Self::put(key, &self.keys[&key])].concat()));
-        }
-        let some: Vec<Key> = left.entries.drain(..left.entries.len().min(3)).collect();
-        Ok((!some.is_empty()).then(|| self.entries(&some)))
-    }
-
-    fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        if !is_entries(chunk) {
-            let (key, kept) = Self::read(&chunk[1..]);
-            assert!(self.keys.insert(key, kept).is_none(), "a key came twice");
-            return Ok(());
-        }
-        self.changed.get_or_insert_default();
-        for entry in Chunk::parse(chunk).unwrap().entries() {
-            match entry.unwrap() {
-                Entry::Put { value, .. } => {
-                    let (key, kept) = Self::read(value);
-                    self.touch(key);
-                    self.keys.insert(key, kept);
-                }
-                Entry::Gone { key, .. } => {
-                    let (key, _) = Self::read(key);
-                    self.touch(key);
-                    self.keys.remove(&key);
-                }
-                other => panic!("an entry that no map makes: {other:?}"),
-            }
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        100 * self.keys.len()
-    }
-
-    fn keys(&self) -> usize {
-        self.keys.len()
-    }
-
-    fn mark(&mut self) {
-        self.changed = Some(BTreeMap::new());
-    }
-
-    fn rollback(&mut self) -> Result<(), StateFault> {
-        for (key, was) in self.changed.replace(BTreeMap::new()).unwrap_or_default() {
-            match was {
-                Some(kept) => _ = self.keys.insert(key, kept),
-                None => _ = self.keys.remove(&key),
-            }
-        }
-        Ok(())
     }
 }

@@ -5,7 +5,10 @@
 //! comes of an epoch is a function of its rows and of the watermarks before and after it. Times are in milliseconds; windows are searched, groups are
 //! sorted, rows that meet are looked for among all.
 
+mod days;
+mod groups;
 mod join;
+mod sketches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,15 +17,17 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_plan::spec::{AggSpec, Per, SideSpec, SourceSpec, WindowKind};
 use penstock_plan::{Emit, PlanSpec, StepSpec};
 
+use self::days::Days;
 use self::join::Join;
-use super::functions::{Call, Memory};
-use super::{Bag, Row};
+use super::functions::{Call, Gather, Group, Groups, Memory};
+use super::{Bag, PLAIN, Row, schema};
 use crate::common::Cell;
 
 /// How event time is cut, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
     Windows { size: i64, every: i64, offset: i64 },
+    Days(Days),
     Sessions(i64),
 }
 
@@ -31,10 +36,12 @@ impl Cut {
     fn of(self, time: i64) -> Vec<(i64, i64)> {
         match self {
             Self::Sessions(gap) => vec![(time, time + gap)],
-            Self::Windows { size, every, offset } => (time - size + 1..=time)
-                .filter(|start| (start - offset).rem_euclid(every) == 0)
-                .map(|start| (start, start + size))
-                .collect(),
+            Self::Windows { size, every, offset } => {
+                let last = time - (time - offset).rem_euclid(every);
+                let starts = (0..=size / every).rev().map(|before| last - before * every);
+                starts.filter(|start| time < start + size).map(|start| (start, start + size)).collect()
+            }
+            Self::Days(days) => days.of(time),
         }
     }
 }
@@ -105,26 +112,26 @@ impl Shape {
                 Shape { schema: schema.clone(), time, windowed, ..plain }
             }
             StepSpec::Bounded { .. } | StepSpec::Iterate { .. } => plain,
-            StepSpec::StatefulMap { schema, .. } => {
+            StepSpec::StatefulMap { schema, .. } | StepSpec::GroupState { schema, .. } => {
                 let time = input.time_in(schema);
                 Shape { schema: schema.clone(), time, windowed: false, updates: false, ..plain }
             }
             StepSpec::KeyBy { columns, .. } => Shape { key: input.all_at(columns), ..input.clone() },
-            StepSpec::Window { kind, size_us, every_us, offset_us, .. } => {
+            StepSpec::Window { kind, size_us, every_us, offset_us, zone } => {
                 let ms = |us: i64| us / 1_000;
-                let cut = match kind {
-                    WindowKind::Session => Cut::Sessions(ms(*size_us)),
-                    _ => {
-                        let (every, offset) = (ms(every_us.unwrap_or(*size_us)), ms(offset_us.unwrap_or(0)));
-                        Cut::Windows { size: ms(*size_us), every, offset }
-                    }
+                let (size, every) = (ms(*size_us), ms(every_us.unwrap_or(*size_us)));
+                let offset = ms(offset_us.unwrap_or(0));
+                let cut = match (kind, zone) {
+                    (WindowKind::Session, _) => Cut::Sessions(size),
+                    (_, Some(zone)) => Cut::Days(Days::new(zone, size, every, offset)),
+                    (_, None) => Cut::Windows { size, every, offset },
                 };
                 Shape { cut: Some(cut), ..input.clone() }
             }
             StepSpec::Agg { emit, aggs, .. } => {
                 let made = aggs.iter().map(|agg| {
                     let kind = match (&*agg.function, &agg.column) {
-                        ("mean" | "variance" | "stddev_pop", _) => DataType::Float64,
+                        ("mean" | "variance" | "stddev_pop" | "approx_quantile", _) => DataType::Float64,
                         ("min" | "max" | "min_by" | "max_by" | "first" | "last", Some(column)) => {
                             input.kind(input.at(column)).1
                         }
@@ -135,6 +142,10 @@ impl Shape {
                 let kinds = bounds.chain(input.key.iter().map(|at| input.kind(*at))).chain(made).collect();
                 let updates = *emit == Some(Emit::Update);
                 Shape { schema: of(kinds), time: None, windowed: input.cut.is_some(), updates, ..plain }
+            }
+            StepSpec::Aggregate { emit, schema, .. } => {
+                let (updates, windowed) = (*emit == Some(Emit::Update), input.cut.is_some());
+                Shape { schema: schema.clone(), time: None, windowed, updates, ..plain }
             }
             StepSpec::Distinct { columns, .. } => {
                 let kinds = bounds.chain(input.all_at(columns).into_iter().map(|at| input.kind(at))).collect();
@@ -172,7 +183,6 @@ impl Shape {
                 }
                 Shape { schema: of(kinds), time: None, windowed: *windowed, updates: false, ..plain }
             }
-            other => panic!("no plan has {}", other.op()),
         }
     }
 }
@@ -190,6 +200,7 @@ enum Work {
     Function(Call),
     Loop(Call),
     Stateful(Call, bool, Memory),
+    Groups(Groups, BTreeMap<Row, Group>),
     /// Rows by window.
     Windows(BTreeMap<(i64, i64), Bag>),
     Sessions(Bag),
@@ -215,6 +226,8 @@ struct Node {
     inputs: Vec<usize>,
     shape: Shape,
     work: Work,
+    /// The user's aggregate of its step.
+    gather: Option<Gather>,
     /// The number of its operator.
     keyed: usize,
 }
@@ -234,12 +247,13 @@ pub(crate) struct Oracle {
     watermark: i64,
 }
 
-/// The watermarks around an epoch, and whether it ends with one.
+/// The watermarks around an epoch, whether it ends with one, and its processing time, which a batch job and what is behind the end do not have.
 #[derive(Clone, Copy)]
 struct Around {
     before: i64,
     after: i64,
     told: bool,
+    clock: Option<i64>,
 }
 
 impl Around {
@@ -253,7 +267,7 @@ impl Oracle {
     pub(crate) fn new(spec: &PlanSpec, calls: &[Call]) -> Self {
         let source = |source| {
             let (shape, inputs) = (Shape::of_source(source), Vec::new());
-            Node { step: None, inputs, shape, work: Work::None, keyed: 0 }
+            Node { step: None, inputs, shape, work: Work::None, gather: None, keyed: 0 }
         };
         let mut nodes: Vec<Node> = spec.sources.iter().map(source).collect();
         let mut count = 0;
@@ -271,21 +285,32 @@ impl Oracle {
                 StepSpec::Bounded { body: inside, .. } => Work::Function(body(inside)),
                 StepSpec::Iterate { body: inside, .. } => Work::Loop(body(inside)),
                 StepSpec::StatefulMap { call, ends, .. } => {
-                    Work::Stateful(calls[*call].clone(), *ends, Memory::default())
+                    Work::Stateful(calls[*call].clone(), *ends, Memory::new(schema(&PLAIN[..1], false)))
                 }
-                StepSpec::Agg { .. } | StepSpec::Distinct { .. } => match shapes[0].cut {
-                    Some(Cut::Windows { .. }) => Work::Windows(BTreeMap::new()),
+                StepSpec::GroupState { call, .. } => match &calls[*call] {
+                    Call::Groups(groups) => Work::Groups(groups.clone(), BTreeMap::new()),
+                    other => panic!("{other:?} is no function of groups"),
+                },
+                StepSpec::Agg { .. } | StepSpec::Aggregate { .. } | StepSpec::Distinct { .. } => match shapes[0].cut {
+                    Some(Cut::Windows { .. } | Cut::Days(_)) => Work::Windows(BTreeMap::new()),
                     Some(Cut::Sessions(_)) => Work::Sessions(Vec::new()),
-                    None if matches!(node.step, StepSpec::Agg { .. }) => Work::Running(Vec::new()),
-                    None => Work::New(BTreeSet::new()),
+                    None if matches!(node.step, StepSpec::Distinct { .. }) => Work::New(BTreeSet::new()),
+                    None => Work::Running(Vec::new()),
                 },
                 StepSpec::Top { .. } => Work::Top(BTreeMap::new()),
                 StepSpec::Join { .. } => Work::Join([Vec::new(), Vec::new()]),
                 _ => Work::None,
             };
+            let gather = match &node.step {
+                StepSpec::Aggregate { call, .. } => match &calls[*call] {
+                    Call::Gather(gather) => Some(gather.clone()),
+                    other => panic!("{other:?} is no aggregate"),
+                },
+                _ => None,
+            };
             let (shape, keyed) = (Shape::behind(&node.step, &shapes), count);
             count += usize::from(!matches!(work, Work::None | Work::Function(_) | Work::Loop(_)));
-            nodes.push(Node { step: Some(node.step.clone()), inputs, shape, work, keyed });
+            nodes.push(Node { step: Some(node.step.clone()), inputs, shape, work, gather, keyed });
         }
         Self { nodes, watermark: i64::MIN }
     }
@@ -296,8 +321,13 @@ impl Oracle {
 
     /// An epoch with these rows of the sources, that ends with a watermark.
     pub(crate) fn epoch(&mut self, sources: &[Bag], watermark: Option<i64>) -> Given {
+        self.epoch_at(sources, watermark, None)
+    }
+
+    /// The same at a processing time, which functions with timeouts see.
+    pub(crate) fn epoch_at(&mut self, sources: &[Bag], watermark: Option<i64>, clock: Option<i64>) -> Given {
         let after = watermark.unwrap_or(i64::MIN).max(self.watermark);
-        let around = Around { before: self.watermark, after, told: watermark.is_some() };
+        let around = Around { before: self.watermark, after, told: watermark.is_some(), clock };
         self.watermark = around.after;
         let (mut made, mut given) = (sources.to_vec(), Given::default());
         for at in sources.len()..self.nodes.len() {
@@ -336,6 +366,7 @@ impl Node {
         seen: &mut dyn FnMut(&Row),
     ) -> Bag {
         let (shape, rows) = (shapes[0], inputs[0]);
+        let gather = self.gather.as_ref();
         let mut out = Bag::new();
         match (&mut self.work, self.step.as_ref().unwrap()) {
             (Work::None, _) => out.extend(inputs.iter().flat_map(|rows| rows.iter().cloned())),
@@ -362,22 +393,31 @@ impl Node {
                     out.extend(ended);
                 }
             }
+            (Work::Groups(call, groups), StepSpec::GroupState { event_time, .. }) => {
+                let behind = |row: &Row| {
+                    let time = event_time.then(|| &row[shape.time.unwrap()]).filter(|time| **time != Cell::Null);
+                    around.before > i64::MIN && time.is_some_and(|time| int(time) <= around.before)
+                };
+                let (behind, rows): (Bag, Bag) = rows.iter().cloned().partition(behind);
+                late[0].extend(behind);
+                groups::epoch(call, groups, &rows, around, seen, &mut out);
+            }
             (Work::Windows(open), step) => {
                 let cut = shape.cut.unwrap();
                 for row in rows {
-                    for window in assigned(shape, cut, row, around.before, late, false) {
+                    for window in assigned(shape, cut, row, around.before, late, gather.is_some()) {
                         open.entry(window).or_default().push(row.clone());
                     }
                 }
                 let ended = open.extract_if(.., |(_, end), _| around.has_ended(*end));
                 for ((start, end), rows) in ended.collect::<Vec<_>>() {
-                    out.extend(grouped(step, shape, &rows).into_iter().map(|row| bounded(start, end, row)));
+                    out.extend(grouped(step, gather, shape, &rows).into_iter().map(|row| bounded(start, end, row)));
                 }
             }
             (Work::Sessions(open), step) => {
                 let Some(Cut::Sessions(gap)) = shape.cut else { unreachable!("sessions") };
                 for row in rows {
-                    if !assigned(shape, Cut::Sessions(gap), row, around.before, late, false).is_empty() {
+                    if !assigned(shape, Cut::Sessions(gap), row, around.before, late, gather.is_some()).is_empty() {
                         open.push(row.clone());
                     }
                 }
@@ -391,14 +431,15 @@ impl Node {
                     for session in rows.chunk_by(|one, next| time(next) - time(one) <= gap) {
                         let (first, end) = (time(&session[0]), time(&session[session.len() - 1]) + gap);
                         if around.after == i64::MAX || end < around.after {
-                            out.extend(grouped(step, shape, session).into_iter().map(|row| bounded(first, end, row)));
+                            let rows = grouped(step, gather, shape, session).into_iter();
+                            out.extend(rows.map(|row| bounded(first, end, row)));
                         } else {
                             open.extend_from_slice(session);
                         }
                     }
                 }
             }
-            (Work::Running(all), step @ StepSpec::Agg { emit, .. }) => {
+            (Work::Running(all), step @ (StepSpec::Agg { emit, .. } | StepSpec::Aggregate { emit, .. })) => {
                 let key = |row: &Row| -> Row { shape.key.iter().map(|at| row[*at].clone()).collect() };
                 all.extend(rows.iter().cloned());
                 match emit {
@@ -406,9 +447,9 @@ impl Node {
                         let touched: BTreeSet<Row> = rows.iter().map(key).collect();
                         let mut told = all.clone();
                         told.retain(|row| touched.contains(&key(row)));
-                        out.extend(grouped(step, shape, &told));
+                        out.extend(grouped(step, gather, shape, &told));
                     }
-                    _ if around.after == i64::MAX => out.extend(grouped(step, shape, &std::mem::take(all))),
+                    _ if around.after == i64::MAX => out.extend(grouped(step, gather, shape, &std::mem::take(all))),
                     _ => {}
                 }
             }
@@ -504,10 +545,11 @@ fn assigned(
     open
 }
 
-/// A row for each key of some rows: the key, and what an `agg` says of its rows.
-fn grouped(step: &StepSpec, shape: &Shape, rows: &[Row]) -> Bag {
+/// A row for each key of some rows: the key, and what an `agg` or a user's aggregate says of its rows.
+fn grouped(step: &StepSpec, gather: Option<&Gather>, shape: &Shape, rows: &[Row]) -> Bag {
     let (key, aggs) = match step {
         StepSpec::Agg { aggs, .. } => (shape.key.clone(), &aggs[..]),
+        StepSpec::Aggregate { .. } => (shape.key.clone(), &[][..]),
         StepSpec::Distinct { columns, .. } => (shape.all_at(columns), &[][..]),
         other => unreachable!("{other:?}"),
     };
@@ -515,8 +557,13 @@ fn grouped(step: &StepSpec, shape: &Shape, rows: &[Row]) -> Bag {
     for row in rows {
         groups.entry(key.iter().map(|at| row[*at].clone()).collect()).or_default().push(row);
     }
+    let gathered = |rows: &[&Row]| -> Row {
+        let all = rows.iter().map(|row| Gather::of(row));
+        Gather::finish(&all.reduce(|one, other| Gather::merge(&one, &other)).unwrap())
+    };
     let row = |(key, rows): (Row, Vec<&Row>)| -> Row {
-        key.into_iter().chain(aggs.iter().map(|agg| aggregate(agg, shape, &rows))).collect()
+        let users = gather.iter().flat_map(|_| gathered(&rows));
+        key.into_iter().chain(aggs.iter().map(|agg| aggregate(agg, shape, &rows))).chain(users).collect()
     };
     groups.into_iter().map(row).collect()
 }
@@ -538,6 +585,7 @@ fn aggregate(agg: &AggSpec, shape: &Shape, rows: &[&Row]) -> Cell {
     };
     match &*agg.function {
         "count" => Cell::Int(values.len() as i128),
+        "approx_count_distinct" => Cell::Int(sketches::distinct(&values, agg.error.unwrap_or(0.02)).into()),
         "count_distinct" => Cell::Int(values.iter().collect::<BTreeSet<_>>().len() as i128),
         "min" => or_null(values.into_iter().min()),
         "max" => or_null(values.into_iter().max()),
@@ -546,6 +594,7 @@ fn aggregate(agg: &AggSpec, shape: &Shape, rows: &[&Row]) -> Cell {
         "variance" if values.len() > 1 => Cell::float(moments().1 / (moments().0 - 1.0)),
         "variance" => Cell::Null,
         _ if values.is_empty() => Cell::Null,
+        "approx_quantile" => Cell::float(sketches::quantile(numbers(), agg.q.unwrap(), agg.error.unwrap_or(0.01))),
         "stddev_pop" => Cell::float((moments().1 / moments().0).sqrt()),
         "sum" => Cell::Int(numbers().into_iter().map(i128::from).sum()),
         "mean" => Cell::float(numbers().iter().sum::<i64>() as f64 / values.len() as f64),

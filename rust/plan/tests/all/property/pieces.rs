@@ -20,7 +20,8 @@ fn run(seed: u64) {
     let made = plans::made(&mut random, 4);
     let plan = Arc::new(Plan::from_json(&made.spec.to_json()).unwrap());
     let calls: Arc<dyn Callbacks> = Arc::new(Functions::new(&made));
-    let mut source = || -> Bag { (0..random.below(5)).flat_map(|epoch| rows(&mut random, epoch)).collect() };
+    let mut source =
+        || -> Bag { (0..random.below(5)).flat_map(|epoch| rows(&mut random, made.clock, epoch)).collect() };
     let sources: Vec<Bag> = plan.sources().iter().map(|_| source()).collect();
     let expected = sorted(Oracle::new(&made.spec, &made.calls).epoch(&sources, Some(i64::MAX)).rows);
     let blocks: Vec<RecordBatch> = sources.iter().map(|rows| block(&schema(&PLAIN, false), rows)).collect();

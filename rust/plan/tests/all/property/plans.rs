@@ -2,21 +2,55 @@
 //!
 //! Invariant: what comes out is a function of the rows of each epoch, not of their order, but where a step is asked for that the order of a source's
 //! rows changes.
+//!
+//! Most have times of a few milliseconds around 1970. Some have the same times [in hours](Clock), around a change of clocks in some zone, and windows
+//! that are days of it.
 
-use arrow_schema::{DataType, SchemaRef};
-use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, OnFailure, PLAN_VERSION, Per, SideSpec, SourceSpec, WindowKind};
+use std::sync::Arc;
+
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use jiff::Timestamp;
+use penstock_plan::spec::{
+    AggSpec, NodeSpec, Nulls, OnFailure, PLAN_VERSION, Per, SideSpec, SourceSpec, Validate, WindowKind,
+};
 use penstock_plan::{Emit, JoinHow, PlanSpec, StepSpec};
 
-use super::functions::Call;
+use super::functions::{Call, Gather, Groups, Timeout};
 use super::oracle::Shape;
 use super::{PLAIN, schema};
 use crate::group::Random;
 
-/// A plan and its functions.
+/// A plan, its functions, and what its times are.
 pub(crate) struct Made {
     pub(crate) spec: PlanSpec,
     pub(crate) calls: Vec<Call>,
+    pub(crate) clock: Clock,
 }
+
+/// The times of a plan: steps from a beginning on, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    pub(crate) base: i64,
+    pub(crate) unit: i64,
+    /// Whose days windows may be.
+    zone: Option<&'static str>,
+}
+
+const HALF_HOUR: i64 = 1_800_000;
+const HALVES: i64 = 48;
+const DAY: i64 = HALVES * HALF_HOUR;
+
+/// Zones, and instants at which their clocks are changed: by an hour at night, at midnight forwards and back, by half an hour; by a day that is left
+/// out, and by one that almost comes twice.
+pub(super) const CHANGES: [(&str, &str); 7] = [
+    ("Europe/Berlin", "2024-03-31T01:00:00Z"),
+    ("Europe/Berlin", "2024-10-27T01:00:00Z"),
+    ("America/Sao_Paulo", "2017-10-15T03:00:00Z"),
+    ("America/Sao_Paulo", "2018-02-18T02:00:00Z"),
+    ("Australia/Lord_Howe", "2024-04-06T15:00:00Z"),
+    ("Pacific/Apia", "2011-12-30T10:00:00Z"),
+    ("Pacific/Kwajalein", "1969-09-30T13:00:00Z"),
+];
 
 /// Rows that the steps of a plan may have, about: the oracle looks at all pairs.
 const MOST: u64 = 1_200;
@@ -34,6 +68,7 @@ struct Point {
 
 struct Making<'a> {
     random: &'a mut Random,
+    clock: Clock,
     spec: PlanSpec,
     calls: Vec<Call>,
     shapes: Vec<Shape>,
@@ -44,14 +79,31 @@ const HOWS: [JoinHow; 6] = [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinH
 /// Sizes and distances of windows: side by side, overlapping by little and by much, and with gaps between them.
 const WINDOWS: [(i64, i64); 7] = [(10, 10), (7, 7), (20, 5), (12, 4), (30, 5), (15, 6), (5, 15)];
 
+/// The same of days.
+const DAYS: [(i64, i64); 6] = [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (1, 2)];
+
+impl Clock {
+    fn new(random: &mut Random) -> Self {
+        if random.below(4) > 0 {
+            return Self { base: 0, unit: 1, zone: None };
+        }
+        let (zone, change) = CHANGES[random.below(CHANGES.len() as u64) as usize];
+        let change = change.parse::<Timestamp>().unwrap().as_millisecond();
+        let unit = HALF_HOUR * (1 + random.below(4) as i64);
+        // It comes when some rows have come.
+        Self { base: change - unit * random.below(30) as i64, unit, zone: Some(zone) }
+    }
+}
+
 /// A random plan for so many epochs.
 pub(crate) fn made(random: &mut Random, epochs: u64) -> Made {
-    let sources: Vec<SourceSpec> = (0..1 + random.below(3)).map(|at| source(random, at)).collect();
+    let clock = Clock::new(random);
+    let sources: Vec<SourceSpec> = (0..1 + random.below(3)).map(|at| source(random, at, clock.unit)).collect();
     let shapes = sources.iter().map(Shape::of_source).collect();
     let point = |node| Point { node, rows: 20 * epochs, ordered: true, used: false };
     let points = (0..sources.len()).map(point).collect();
     let spec = PlanSpec { version: PLAN_VERSION, sources, steps: Vec::new() };
-    let mut making = Making { random, spec, calls: Vec::new(), shapes, points };
+    let mut making = Making { random, clock, spec, calls: Vec::new(), shapes, points };
     for _ in 0..2 + making.random.below(5) {
         making.step();
     }
@@ -59,17 +111,26 @@ pub(crate) fn made(random: &mut Random, epochs: u64) -> Made {
         making.aggregate(0);
     }
     making.end();
-    Made { spec: making.spec, calls: making.calls }
+    Made { spec: making.spec, calls: making.calls, clock }
 }
 
 fn is_keyed(step: &StepSpec) -> bool {
     use StepSpec::*;
-    matches!(step, Agg { .. } | Distinct { .. } | Top { .. } | Join { .. } | StatefulMap { .. })
+    matches!(
+        step,
+        Agg { .. }
+            | Aggregate { .. }
+            | Distinct { .. }
+            | Top { .. }
+            | Join { .. }
+            | StatefulMap { .. }
+            | GroupState { .. }
+    )
 }
 
-fn source(random: &mut Random, at: u64) -> SourceSpec {
+fn source(random: &mut Random, at: u64, unit: i64) -> SourceSpec {
     let event_time = (random.below(10) > 0).then(|| "t".to_owned());
-    let lateness_ms = [0, 5, 20][random.below(3) as usize];
+    let lateness_ms = [0, 5, 20][random.below(3) as usize] * unit;
     let idle_after_ms = (random.below(3) == 0).then_some(150);
     let schema = schema(&PLAIN, false);
     SourceSpec { name: format!("s{at}"), schema, event_time, lateness_ms, order_by: Vec::new(), idle_after_ms }
@@ -157,15 +218,17 @@ impl Making<'_> {
         let point = self.points[at].clone();
         let shape = self.shapes[point.node].clone();
         let small = point.rows <= MOST;
-        match self.random.below(17) {
+        match self.random.below(21) {
             0 => self.map(at),
             1 => self.some(at),
             2 | 3 => self.expand(at),
             4 => self.union(at),
             5 | 6 => self.stateful(at),
-            7..=9 if small && !shape.updates => self.aggregate(at),
-            10 if small && !shape.updates => self.distinct(at),
-            11 | 12 if small && !shape.updates => self.top(at),
+            7 | 8 => self.groups(at),
+            9..=12 if small && !shape.updates => self.aggregate(at),
+            13 if small && !shape.updates => self.distinct(at),
+            14 | 15 if small && !shape.updates => self.top(at),
+            16 if small && !shape.updates => self.promised(at),
             _ if small && !shape.updates => self.join(at),
             _ => self.stateful(at),
         }
@@ -236,7 +299,8 @@ impl Making<'_> {
         self.points[at].used = true;
         let in_order = ordered && self.chance(50);
         let node = self.plain(node);
-        let call = self.call(if in_order { Call::Orders } else { Call::Sums });
+        let after = 15 * self.clock.unit;
+        let call = self.call(if in_order { Call::Orders } else { Call::Sums { after } });
         let (columns, schema) = (vec!["k".to_owned()], schema(&PLAIN, false));
         let (name, operator, sides) = ("keeps".to_owned(), None, self.sides(call));
         let step = StepSpec::StatefulMap { call, ends: !in_order, columns, schema, name, operator, sides };
@@ -244,21 +308,54 @@ impl Making<'_> {
         self.tell(made, if in_order { rows } else { 3 * rows });
     }
 
+    /// A function of the groups of an epoch, with timeouts of either kind or none.
+    fn groups(&mut self, at: usize) {
+        // Rather one that has rows with times.
+        let has_time = |at: &usize| self.shapes[self.points[*at].node].time.is_some();
+        let at = (0..=at).rev().find(has_time).unwrap_or(at);
+        let Point { node, rows, ordered, .. } = self.points[at];
+        self.points[at].used = true;
+        let ordered = ordered && self.chance(50);
+        let node = self.plain(node);
+        let timed = self.shapes[node].time.is_some();
+        let timeout = [Timeout::EventTime, Timeout::EventTime, Timeout::Clock, Timeout::None];
+        let timeout = timeout[self.random.below(4) as usize];
+        let timeout = if timed || timeout != Timeout::EventTime { timeout } else { Timeout::Clock };
+        let keys = if self.chance(70) { vec![0] } else { vec![0, 3] };
+        let schema = schema(&PLAIN, false);
+        let names = Arc::new(schema.project(&keys).unwrap());
+        let columns = names.fields().iter().map(|field| field.name().clone()).collect();
+        let call = Groups { keys, names, ordered, timeout, unit: self.clock.unit };
+        let call = self.call(Call::Groups(call));
+        let (event_time, name, operator, sides) =
+            (timeout == Timeout::EventTime, "groups".to_owned(), None, self.sides(call));
+        let step = StepSpec::GroupState { call, columns, schema, name, operator, event_time, sides };
+        let made = self.push(&[node], step);
+        self.tell(made, 2 * rows);
+    }
+
     /// A window step behind a node: how often a row is in one.
     fn window(&mut self, node: usize, sessions: bool) -> (StepSpec, u64) {
         assert!(self.shapes[node].time.is_some());
+        let unit_us = self.clock.unit * 1_000;
         if sessions {
-            let size_us = [5_000, 8_000][self.random.below(2) as usize];
+            let size_us = [5, 8][self.random.below(2) as usize] * unit_us;
             let (kind, every_us, offset_us, zone) = (WindowKind::Session, None, None, None);
             return (StepSpec::Window { kind, size_us, every_us, offset_us, zone }, 1);
         }
-        let (size, every) = WINDOWS[self.random.below(WINDOWS.len() as u64) as usize];
+        let zone = self.clock.zone.filter(|_| self.chance(70)).map(str::to_owned);
+        let (mut windows, mut whole_us, mut parts) = (&WINDOWS[..], unit_us, 1);
+        if zone.is_some() {
+            (windows, whole_us, parts) = (&DAYS[..], DAY * 1_000, HALVES);
+        }
+        let (size, every) = windows[self.random.below(windows.len() as u64) as usize];
         let (kind, every_us) = match size == every {
             true => (WindowKind::Tumbling, None),
-            false => (WindowKind::Sliding, Some(every * 1_000)),
+            false => (WindowKind::Sliding, Some(every * whole_us)),
         };
-        let offset_us = self.chance(50).then(|| self.random.below(every as u64) as i64 * 1_000);
-        let step = StepSpec::Window { kind, size_us: size * 1_000, every_us, offset_us, zone: None };
+        let offset = self.chance(50).then(|| self.random.below((every * parts) as u64) as i64);
+        let offset_us = offset.map(|offset| offset * (whole_us / parts));
+        let step = StepSpec::Window { kind, size_us: size * whole_us, every_us, offset_us, zone };
         (step, (size / every).max(1) as u64)
     }
 
@@ -273,9 +370,9 @@ impl Making<'_> {
             last = self.push(&[last], StepSpec::KeyBy { columns: keys.clone(), nulls: Nulls::Group });
         }
         let windowed = timed && self.chance(75);
+        let sessions = windowed && !keys.is_empty() && self.chance(30);
         let mut emit = None;
         if windowed {
-            let sessions = !keys.is_empty() && self.chance(30);
             let (window, times) = self.window(node, sessions);
             rows *= times;
             last = self.push(&[last], window);
@@ -283,16 +380,44 @@ impl Making<'_> {
             emit = Some(if self.chance(50) { Emit::Update } else { Emit::Final });
         }
         let number = self.spec.steps.len();
-        let count = 1 + self.random.below(4);
-        let aggs: Vec<AggSpec> = (0..count).map(|at| self.function(node, format!("a{number}_{at}"))).collect();
-        let counts = aggs.iter().find(|agg| agg.function == "count").map(|agg| agg.name.clone());
-        last = self.push(&[last], StepSpec::Agg { emit, aggs, operator: None });
+        let mut counts = None;
+        let step = if !keys.is_empty() && self.chance(50) {
+            self.gather(node, &keys, (windowed, sessions), emit)
+        } else {
+            let count = 1 + self.random.below(4);
+            let aggs: Vec<AggSpec> = (0..count).map(|at| self.function(node, format!("a{number}_{at}"))).collect();
+            counts = aggs.iter().find(|agg| agg.function == "count").map(|agg| agg.name.clone());
+            StepSpec::Agg { emit, aggs, operator: None }
+        };
+        last = self.push(&[last], step);
         if windowed && self.chance(35) {
             let by = counts.unwrap_or_else(|| self.column(last, &KEYS));
             let (n, descending) = (1 + self.random.below(3), self.chance(70));
             last = self.push(&[last], StepSpec::Top { n, by, descending, per: Per::Window, operator: None });
         }
         self.tell(last, rows);
+    }
+
+    /// A user's aggregate of rows of a node.
+    fn gather(
+        &mut self,
+        node: usize,
+        keys: &[String],
+        (windowed, sessions): (bool, bool),
+        emit: Option<Emit>,
+    ) -> StepSpec {
+        let (number, schema) = (self.spec.steps.len(), self.shapes[node].schema.clone());
+        let keys: Vec<usize> = keys.iter().map(|name| schema.index_of(name).unwrap()).collect();
+        let names = Arc::new(schema.project(&keys).unwrap());
+        let bounds = ["window_start", "window_end"].map(|name| Field::new(name, DataType::Int64, true));
+        let bounds = bounds.into_iter().filter(|_| windowed);
+        let made =
+            Gather::MADE.into_iter().enumerate().map(|(at, kind)| Field::new(format!("g{number}_{at}"), kind, true));
+        let fields = bounds.chain(names.fields().iter().map(|field| field.as_ref().clone())).chain(made);
+        let schema: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let updates = emit == Some(Emit::Update);
+        let call = self.call(Call::Gather(Gather { keys, windowed, sessions, updates, names, made: schema.clone() }));
+        StepSpec::Aggregate { call, emit, schema, name: "gather".to_owned(), operator: None }
     }
 
     fn function(&mut self, node: usize, name: String) -> AggSpec {
@@ -309,6 +434,8 @@ impl Making<'_> {
             "variance",
             "stddev_pop",
             "count_distinct",
+            "approx_count_distinct",
+            "approx_quantile",
             "min_by",
             "max_by",
             "first",
@@ -316,7 +443,11 @@ impl Making<'_> {
         ];
         let most = if timed { functions.len() } else { functions.len() - 2 };
         agg.function = functions[self.random.below(most as u64) as usize].to_owned();
-        let numeric = matches!(&*agg.function, "sum" | "mean" | "variance" | "stddev_pop");
+        if self.clock.zone.is_some() && matches!(&*agg.function, "variance" | "stddev_pop") {
+            // Squares of such times have no last bits to leave out.
+            agg.function = "mean".to_owned();
+        }
+        let numeric = matches!(&*agg.function, "sum" | "mean" | "variance" | "stddev_pop" | "approx_quantile");
         let kinds = if numeric && self.has_any(node, &DataType::Int64) { &KEYS[..1] } else { &KEYS[..] };
         if numeric && kinds.len() > 1 {
             agg.function = "count".to_owned();
@@ -326,6 +457,14 @@ impl Making<'_> {
         }
         if matches!(&*agg.function, "min_by" | "max_by") {
             agg.by = Some(self.column(node, &KEYS));
+        }
+        match &*agg.function {
+            "approx_count_distinct" => agg.error = [None, Some(0.26), Some(0.1)][self.random.below(3) as usize],
+            "approx_quantile" => {
+                agg.q = Some(self.random.below(101) as f64 / 100.0);
+                agg.error = [None, Some(0.5), Some(0.03)][self.random.below(3) as usize];
+            }
+            _ => {}
         }
         agg
     }
@@ -420,7 +559,8 @@ impl Making<'_> {
             }
         }
         let lower = self.random.below(30) as i64 - 15;
-        let within = (near == 1).then(|| (lower * 1_000, (lower + self.random.below(20) as i64) * 1_000));
+        let upper = lower + self.random.below(20) as i64;
+        let within = (near == 1).then(|| [lower, upper].map(|steps| steps * self.clock.unit * 1_000).into());
         let until = (near == 2).then(|| self.column(nodes[0], &KEYS[..1]));
         if near == 3 {
             let (window, times) = self.window(nodes[0], false);
@@ -432,6 +572,57 @@ impl Making<'_> {
         let step = StepSpec::Join { left, right, how, within, until, validate, windowed, suffix, operator };
         let made = self.push(&nodes, step);
         self.tell(made, rows);
+    }
+
+    /// A join that promises `1:m`, behind a step that keeps the promise.
+    fn promised(&mut self, at: usize) {
+        let other = self.pick();
+        let (one, two) = (self.points[at].clone(), self.points[other].clone());
+        if two.rows > MOST || self.shapes[two.node].updates {
+            return self.stateful(at);
+        }
+        (self.points[at].used, self.points[other].used) = (true, true);
+        let mut nodes = [one.node, two.node].map(|node| self.plain(node));
+        let timed = nodes.iter().all(|node| self.shapes[*node].time.is_some());
+        let near = if timed { self.random.below(3) } else { 0 };
+        let on: Vec<String> =
+            ["k", "s"][..1 + self.random.below(2) as usize].iter().map(|name| name.to_string()).collect();
+        // Left rows of a key are so far apart that no two of them meet what one meets: there is one, or one at a time, or in a window.
+        let window = (near == 2).then(|| self.window(nodes[0], false).0);
+        let unit = self.clock.unit;
+        let width = match &window {
+            None => 8 * unit,
+            Some(StepSpec::Window { size_us, zone: None, .. }) => size_us / 1_000,
+            // Days are longer where clocks are set back.
+            Some(StepSpec::Window { size_us, .. }) => size_us / 1_000 + DAY,
+            Some(other) => panic!("{other:?} is no window"),
+        };
+        let mut columns = on.clone();
+        if near > 0 {
+            let next = self.chance(70);
+            let call = self.call(Call::Apart { width, next });
+            let (schema, sides) = (schema(&PLAIN, false), self.sides(call));
+            nodes[0] = self.push(&nodes[..1], StepSpec::MapBatches { call, schema, sides });
+            columns.push("t".to_owned());
+        }
+        nodes[0] = self.push(&nodes[..1], StepSpec::Distinct { columns, operator: None });
+        let mut until = None;
+        if near == 1 {
+            let call = self.call(Call::Ends { width, unit });
+            let (schema, sides) = (schema(&PLAIN, false), self.sides(call));
+            nodes[0] = self.push(&nodes[..1], StepSpec::MapBatches { call, schema, sides });
+            until = Some("v".to_owned());
+        }
+        if let Some(window) = &window {
+            nodes = nodes.map(|node| self.push(&[node], window.clone()));
+        }
+        let how = HOWS[self.random.below(4) as usize];
+        let suffix = Some(format!("_{}", self.spec.steps.len()));
+        let (left, right, validate, windowed) = (on.clone(), on, Some(Validate::OneToMany), near == 2);
+        let (within, operator) = (None, None);
+        let step = StepSpec::Join { left, right, how, within, until, validate, windowed, suffix, operator };
+        let made = self.push(&nodes, step);
+        self.tell(made, one.rows + 3 * two.rows);
     }
 
     /// Brings all that nobody takes to one end.
