@@ -164,6 +164,16 @@ def test_late_rows_are_told(bids: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert json.loads(captured.out)["late_rows"] == 0 and captured.err == ""
 
 
+def test_rows_without_event_time_are_told(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pq.read_table(bids / "bid.parquet")
+    at = table.schema.names.index("date_time")
+    times = pa.array([None, *table.column(at).to_pylist()[1:]], table.schema.types[at])
+    pq.write_table(table.set_column(at, "date_time", times), bids / "bid.parquet")
+    given = ["nexmark", "--query", "q7_beam", "--input", str(bids), "--output", str(tmp_path / "out.parquet")]
+    assert main([*given, "--lateness", "1h"]) == 0
+    assert "1 of 4000 rows came after their windows had closed, or have no event time" in capsys.readouterr().err
+
+
 def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = {"--query": "q5_beam", "--input": str(bids), "--output": str(tmp_path / "out.parquet")}
 
@@ -182,6 +192,7 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (with_options(host="moon"), "--host"),
         (with_options(lateness="5"), "--lateness '5' has no unit"),
         (with_options(lateness="5us"), "--lateness of 5 us is finer than a millisecond"),
+        (with_options(lateness="50000000d"), "--lateness '50000000d' is longer than event time can hold: at most"),
         (with_options(migrate="0:1"), "write FROM:TO@WHEN"),
         (with_options(migrate="0:1@50%"), "worker 1 does not exist; with --workers 1"),
         (with_options(workers="2", migrate="1:1@50%"), "both workers are 1"),

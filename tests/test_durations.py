@@ -6,13 +6,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
 from penstock._autobalance import Rules
-from penstock._durations import duration_text, format_duration, milliseconds, parse_duration, parse_timeout
+from penstock._durations import (
+    duration_text,
+    format_duration,
+    lateness_ms,
+    milliseconds,
+    parse_duration,
+    parse_timeout,
+)
 from penstock.errors import ConfigError
 
 
@@ -52,6 +60,7 @@ def test_reads(value: Any, us: int) -> None:
         ("", "empty"),
         ("-", "empty"),
         ("0.5us", "whole number of microseconds"),
+        (pd.Timedelta(1_500, "ns"), "whole number of microseconds"),
         ("-5s", "negative"),
         (timedelta(seconds=-1), "negative"),
         ("0s", "zero"),
@@ -69,6 +78,21 @@ def test_refuses_with_the_name_and_the_value(value: Any, says: str) -> None:
         parse_duration(value, "lateness")
     assert str(caught.value).startswith(f"lateness {value!r}")
     assert isinstance(caught.value, ValueError)
+
+
+def test_timedeltas_of_pandas_are_read_to_the_microsecond() -> None:
+    assert parse_duration(pd.Timedelta("1 day 1500us")) == 86_400_001_500
+    with pytest.raises(ConfigError, match=r"linger .*whole number of microseconds"):
+        parse_timeout(pd.Timedelta(1_500, "ns"), "linger")
+
+
+def test_lateness_is_of_whole_milliseconds_that_event_time_can_hold() -> None:
+    assert (lateness_ms("0s"), lateness_ms(timedelta(seconds=2))) == (0, 2_000)
+    most = 2**63 // 4_000
+    assert lateness_ms(f"{most}ms") == most
+    assert pk.Flow("k bigint", event_time="k", lateness=f"{most}ms").output_schema.names == ["k"]
+    with pytest.raises(ConfigError, match=rf"^lateness '{most + 1}ms' is longer than .*: at most {most} ms$"):
+        lateness_ms(f"{most + 1}ms")
 
 
 def test_zero_where_it_makes_sense() -> None:

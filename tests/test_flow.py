@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
+from penstock._functions.inline import needed_times
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 BIDS = "auction bigint, price bigint, ts timestamp"
@@ -169,6 +170,29 @@ def test_equality_and_pickling() -> None:
     assert shipped.to_plan()[0] == pk.Flow("k bigint").map_batches(lambda batch: batch).to_plan()[0]
 
 
+class Compared(str):
+    """A name that counts how often it is compared."""
+
+    seen = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Compared.seen += 1
+        return str.__eq__(self, other)
+
+
+def test_names_of_columns_are_looked_up_not_searched_for() -> None:
+    schema = pa.schema([(f"c{n}", pa.int64()) for n in range(1_000)])
+    Compared.seen = 0
+    names = [Compared(f"c{n}") for n in range(1_000)]
+    assert pk.Flow(schema, order_by=names).key_by(*names).agg(n=pk.count()).columns == (*schema.names, "n")
+    assert Compared.seen < 10_000, "a look at all of them for each would be a million"
+    with pytest.raises(ConfigError, match="'c7' twice"):
+        pk.Flow(schema).key_by(*schema.names, "c7")
+    with pytest.raises(SchemaError, match="column 'other' does not exist"):
+        pk.Flow(schema).key_by(*schema.names, "other")
+
+
 Build = Callable[[], Any]
 
 
@@ -179,6 +203,7 @@ Build = Callable[[], Any]
         (lambda: pk.Flow(BIDS, lateness="5s"), ConfigError, "needs event_time"),
         (lambda: bids(lateness="5"), ConfigError, "lateness '5' has no unit"),
         (lambda: bids(lateness="1us"), ConfigError, "finer than a millisecond"),
+        (lambda: bids(lateness="50000000d"), ConfigError, "lateness '50000000d' is longer than event time can hold"),
         (lambda: bids(order_by=["seq"]), SchemaError, "order_by: column 'seq'"),
         (lambda: bids().key_by(), ConfigError, "key_by names no column"),
         (
@@ -194,6 +219,17 @@ Build = Callable[[], Any]
         (lambda: pk.Flow(BIDS).window(pk.tumbling("1s")), PlanError, "needs event time"),
         (lambda: bids().agg(n=pk.count()), PlanError, "agg needs keys"),
         (lambda: bids().key_by("auction").agg(), ConfigError, "names no aggregate"),
+        (
+            lambda: bids().key_by("auction").agg(emit=pk.sum("price")),  # type: ignore[arg-type]
+            ConfigError,
+            r"^agg\(emit=sum\(price\)\): no column of agg can be called 'emit', .*; give it another name$",
+        ),
+        (
+            lambda: bids().key_by("auction").agg(n=pk.count(), emit=["final"]),  # type: ignore[arg-type]
+            ConfigError,
+            r"emit=\['final'\] is unknown",
+        ),
+        (lambda: bids().explain([]), ConfigError, r"format=\[\] is none of text, dot"),  # type: ignore[arg-type]
         (lambda: bids().key_by("auction").agg(n=3), ConfigError, r"agg\(n=3\) is no aggregate"),
         (
             lambda: bids().key_by("auction").agg(n=pk.sum("cost")),
@@ -400,6 +436,81 @@ def test_values_that_python_does_not_hold_are_told_with_their_column() -> None:
     ):
         with pytest.raises(SchemaError, match=r"column \"ts\" of type .* has a value that Python's types do not hold"):
             step.collect(rows)
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "array": (pa.array([1]), "an array of int64, not a pyarrow RecordBatch or Table"),
+    "chunks": (pa.chunked_array([[1]]), "an array of int64, not a pyarrow RecordBatch or Table"),
+    "null rows": (pa.array([{"k": 1}, None]), "an array of 2 structs, of which 1 are null: a row cannot be null"),
+    "null rows in chunks": (pa.chunked_array([[{"k": 1}], [None]]), "of 2 structs, of which 1 are null"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arrays_that_are_no_rows_are_refused_by_step_and_line(name: str) -> None:
+    wrong, says = WRONG[name]
+    rows = pa.table({"k": [1]})
+    flow, sides = pk.Flow("k bigint"), {"x": "k bigint"}
+    for made, gave in (
+        (flow.map_batches(lambda batch: wrong), "returned"),
+        (flow.map_batches(lambda batch: wrong, sides=sides), "returned"),
+        (flow.map_batches(lambda batch: (batch, pk.side("x", wrong)), sides=sides), "returned for side 'x'"),
+        (flow.flat_map(lambda batch: [wrong]), "gave"),
+        (flow.flat_map(lambda batch: [batch, pk.side("x", wrong)], sides=sides), "gave for side 'x'"),
+    ):
+        with pytest.raises(pk.errors.UserFunctionError, match=f"the function {gave} .*{says}") as caught:
+            made.collect(rows, sides={"x": lambda batch: None} if made.sides else None)
+        error = caught.value
+        assert error.file == __file__ and error.line > 0
+        assert error.step in ("map_batches[0] <lambda>", "flat_map[0] <lambda>")
+
+
+def test_structs_and_streams_are_rows() -> None:
+    structs = pa.array([{"k": 0}, {"k": 1}, {"k": 2}]).slice(1)
+    table = pa.table({"k": [1, 2]})
+    flow = pk.Flow("k bigint")
+    for right in (structs, pa.chunked_array([structs]), table, table.to_batches()[0]):
+        assert flow.map_batches(lambda batch, given=right: given).collect(pa.table({"k": [5]})) == table
+        assert flow.flat_map(lambda batch, given=right: [given]).collect(pa.table({"k": [5]})) == table
+    reader = flow.map_batches(lambda batch: pa.RecordBatchReader.from_batches(table.schema, table.to_batches()))
+    assert reader.collect(pa.table({"k": [5]})) == table
+
+
+def test_partitions_tell_how_many_rows_have_no_event_time(caplog: pytest.LogCaptureFixture) -> None:
+    clicks = pk.Flow("k bigint, ts bigint", event_time="ts", name="clicks")
+    rows = pa.table({"k": [1, 2, 3], "ts": pa.array([1, None, None], pa.int64())}).to_batches(max_chunksize=2)
+    windowed = clicks.map_batches(lambda batch: batch).key_by("k").window(pk.tumbling("1s")).agg(n=pk.count())
+    made = windowed.map_in_arrow(per_partition=True)
+    assert sum(batch.num_rows for batch in made(iter(rows))) == 1
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("penstock", "WARNING")
+    assert record.getMessage().startswith("2 of 3 rows of this partition have no event time (column 'ts' is null): ")
+    caplog.clear()
+    # Nothing is left out, or nothing is null.
+    plain = clicks.key_by("k").agg(n=pk.count()).map_in_arrow(per_partition=True)
+    assert sum(batch.num_rows for batch in plain(iter(rows))) == 3
+    assert sum(batch.num_rows for batch in made(iter([rows[0].slice(0, 1)]))) == 1
+    assert not caplog.records
+
+
+def test_event_time_is_needed_by_windows_and_joins_in_time() -> None:
+    left = pk.Flow("k bigint, ts bigint, end bigint", event_time="ts", name="left")
+    right = pk.Flow("k bigint, at bigint", event_time="at", name="right")
+    counted = right.key_by("k").agg(n=pk.count())
+    windows = pk.tumbling("1s")
+    for flow, expected in (
+        (left.join(right, on="k"), [None, None]),
+        (left.join(right, on="k", within="1s"), ["ts", "at"]),
+        (left.join(right, on="k", until="end"), ["ts", "at"]),
+        (left.window_join(right, on="k", window=windows), ["ts", "at"]),
+        (left.window(windows).top(1, by="k", per="window"), ["ts"]),
+        (left.union(left.map_batches(lambda b: b)).key_by("k").window(windows).agg(n=pk.count()), ["ts"]),
+        (left.key_by("k").window(windows).agg(m=pk.count()).join(counted, on="k"), ["ts", None]),
+        (left.key_by("k").stateful_map(lambda *row: (None, None), schema="k bigint", ttl="1s"), [None]),
+        (pk.Flow("k bigint"), [None]),
+    ):
+        plan, _ = flow.to_plan()
+        assert needed_times(plan) == needed_times(pk._native.plan_narrowed(plan, late=False)[0]) == expected, flow
 
 
 def test_results_of_long_texts_come_in_several_blocks() -> None:

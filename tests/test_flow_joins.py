@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 from collections import Counter
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from examples_support import examples
+from penstock._local import LateRows
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 HOWS = ("inner", "left", "right", "full", "semi", "anti")
@@ -249,6 +251,32 @@ def test_what_cannot_meet_any_more_is_dropped_and_told() -> None:
     assert [batch.to_pydict() for batch in late] == [{"k": [1], "t": [3], "v": [-1]}]
 
 
+def test_late_rows_of_sources_that_nobody_takes_are_told() -> None:
+    flow = left().window_join(right(), on="k", window=pk.tumbling("10ms"))
+    given = {
+        "left": [table("ktv", [(1, time, 0)]) for time in (1, 1_000, 2, 3, 3_000)],
+        "right": [table("kuw", [(1, time, 0)]) for time in (1, 1_000, 2, 3_000)],
+    }
+    taken: list[pa.RecordBatch] = []
+    for late, says in [
+        (None, "3 of 9 rows came .* take them with late=$"),
+        ({}, r"3 of 9 rows came .* take them with late=\{'left': ..., 'right': ...\}$"),
+        ({"right": taken.append}, r"2 of 9 rows came .* take them with late=\{'left': ...\}$"),
+        ({"left": taken.append}, r"1 of 9 rows came .* take them with late=\{'right': ...\}$"),
+    ]:
+        with pytest.warns(LateRows, match=says):
+            list(flow.run(given, streaming=True, late=late))
+    assert sorted(t for batch in taken for t in batch[batch.schema.names[-2]].to_pylist()) == [2, 2, 3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(flow.run(given, streaming=True, late=taken.append))
+        list(flow.run(given, streaming=True, late={"left": taken.append, "right": taken.append}))
+        # Its summary has the number.
+        for late in (None, {}, {"left": taken.append}):
+            assert flow.run_into(lambda batch: None, given, streaming=True, late=late).late_rows == 3
+
+
+@pytest.mark.filterwarnings("ignore::penstock._pump.LateRows")
 def test_late_rows_are_told_by_source() -> None:
     flow = left().join(right(), on="k", within="1ms")
     given = {

@@ -247,6 +247,40 @@ def test_a_source_that_fails_ends_the_run_while_another_is_silent(live: Live) ->
             raise within(30, lambda: caught(results))
 
 
+def test_ctrl_c_reaches_a_caller_who_waits_for_what_came_before_an_error_of_the_source() -> None:
+    ready, failed, gate = threading.Event(), threading.Event(), threading.Event()
+
+    def broken() -> Iterator[pa.Table]:
+        yield from (pa.table({"n": [n]}) for n in range(6))
+        failed.set()
+        raise OSError("the disk is gone")
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch["n"].to_pylist() < [2] or gate.wait(60)
+        return batch
+
+    def strike() -> None:
+        assert ready.wait(60) and failed.wait(60)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    found: list[int] = []
+    with pk.Flow("n bigint").map_batches(slow).run(broken(), streaming=True) as results:
+        for _ in range(2):
+            found += next(results)["n"].to_pylist()
+        with pytest.raises(KeyboardInterrupt):
+            ready.set()
+            next(results)
+        assert not gate.is_set()
+        gate.set()
+        thread.join()
+        with pytest.raises(OSError, match="the disk is gone"):
+            for batch in results:
+                found += batch["n"].to_pylist()
+    assert found == list(range(6))
+
+
 def caught(results: Iterator[Any]) -> BaseException:
     try:
         next(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -373,6 +374,66 @@ def test_an_error_of_the_source_ends_the_run() -> None:
 
 
 @pytest.mark.usefixtures("no_threads_left")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"streaming": True, "workers": 2},
+        {"streaming": True},
+        {"workers": 2},
+        {"streaming": True, "processes": 1},
+    ],
+    ids=str,
+)
+def test_what_was_read_before_an_error_of_the_source_comes_out(options: dict[str, Any]) -> None:
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").map_batches(lambda batch: batch)
+    sides = flow.map_batches(lambda batch: (batch, pk.side("seen", batch)), sides={"seen": "k bigint, ts bigint"})
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        for n in range(9):
+            yield pa.record_batch({"k": [n], "ts": [n]})
+        raise RuntimeError("the source broke")
+
+    for _ in range(1 if "processes" in options else 40):
+        beside: list[pa.RecordBatch] = []
+        results = sides.run(broken(), sides={"seen": beside.append}, **options)
+        assert [k for batch in itertools.islice(results, 9) for k in batch["k"].to_pylist()] == list(range(9))
+        with pytest.raises(RuntimeError, match="the source broke"):
+            next(results)
+        assert [k for batch in beside for k in batch["k"].to_pylist()] == list(range(9))
+        assert next(results, None) is None
+
+
+def test_an_error_of_the_source_closes_no_window() -> None:
+    """And calls no function for the rows that wait in it: the input has not ended."""
+    flow = EVENTS.agg(n=pk.count())
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        for ts in (100, 2_500, 5_000):
+            yield pa.record_batch({"k": [1], "ts": [ts]})
+        raise RuntimeError("the source broke")
+
+    for streaming, wanted in ((True, [(0, 1_000, 1, 1), (2_000, 3_000, 1, 1)]), (False, [])):
+        results = flow.run(broken(), streaming=streaming)
+        assert rows(itertools.islice(results, len(wanted))) == wanted
+        with pytest.raises(RuntimeError, match="the source broke"):
+            next(results)
+
+
+def test_sources_take_turns_with_their_errors() -> None:
+    flow = pk.Flow("k bigint", name="a").union(pk.Flow("k bigint", name="b")).map_batches(lambda batch: batch)
+    given = {
+        "a": [pa.table({"k": [0]}), pa.table({"k": [2]}), pa.table({"wrong": [4]})],
+        "b": [pa.table({"k": [n]}) for n in (1, 3, 5, 7, 9)],
+    }
+    for _ in range(40):
+        found: list[int] = []
+        with pytest.raises(SchemaError, match="has no column 'k'"):
+            for batch in flow.run(given, streaming=True):
+                found += batch["k"].to_pylist()
+        assert found == [0, 1, 2, 3]
+
+
+@pytest.mark.usefixtures("no_threads_left")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_of_a_user_function_names_it(workers: int) -> None:
     def fails(state: Any, k: int) -> tuple[Any, Any]:
@@ -734,8 +795,75 @@ def test_a_session_runs_once() -> None:
         session.close()
     with counting().start() as closed:
         closed.close()
-        with pytest.raises(EngineError):
-            list(closed.run(pa.table({"k": [1]})))
+        with pytest.raises(EngineError, match=ENDED):
+            closed.run(pa.table({"k": [1]}))
+
+
+ENDED = r"^this session has ended; start another with flow\.start\(\)$"
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_session_that_has_ended_says_so_and_tells_what_it_was(streaming: bool) -> None:
+    source = [pa.table({"k": [n, n]}) for n in range(3)]
+    with counting().start(2, streaming=streaming) as session:
+        assert session.epoch == 0
+        for batch in source:
+            session._native.push(batch.to_batches()[0])
+        assert session.epoch == 3
+        bins = session.bins()
+        waiting = session.migrate(to=[1] * 256, at_epoch=9) if streaming else None
+    for call in (
+        lambda: session.migrate(to=[1] * 256),
+        lambda: session.split(0),
+        lambda: session.merge(0),
+        session.rebalance,
+        session.autobalance,
+        lambda: session.run(source),
+    ):
+        with pytest.raises(EngineError, match=ENDED):
+            call()
+    assert session.bins().drop(["state_bytes"]) == bins.drop(["state_bytes"]) and session.epoch == 3
+    assert session.stats().num_rows == 2 and session.loads().num_rows == 256
+    if waiting is not None:
+        with pytest.raises(EngineError, match=r"^the session ended before this migration did"):
+            waiting.wait()
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_the_epoch_of_a_session_is_the_number_of_batches_that_were_fed(streaming: bool) -> None:
+    seen: list[int] = []
+
+    def source(fails: bool) -> Iterator[pa.RecordBatch]:
+        for n in range(3):
+            yield pa.record_batch({"k": [n]})
+        if fails:
+            raise OSError("the disk is gone")
+
+    with counting().start(streaming=streaming) as session:
+        for _ in session.run(source(False)):
+            seen.append(session.epoch)
+        assert session.epoch == 3 and set(seen) <= {1, 2, 3}
+    assert session.epoch == 3
+    with counting().start(streaming=streaming) as session, pytest.raises(OSError, match="the disk"):
+        list(session.run(source(True)))
+    assert session.epoch == 3
+
+
+def test_a_run_that_has_ended_says_so() -> None:
+    run = counting().run(pa.table({"k": [1]}))
+    assert rows(run) == [(1, 1)]
+    for call in (run.autobalance, lambda: run.rescale(2)):
+        with pytest.raises(EngineError, match=r"^the run has ended; start another with flow\.run\(\)$"):
+            call()
+    with counting().start(streaming=True) as session:
+
+        def source() -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"k": [1]})
+            session.close()
+            yield pa.record_batch({"k": [2]})
+
+        with pytest.raises(EngineError, match=r"^this session was closed while it ran; start another"):
+            list(session.run(source()))
 
 
 def test_what_runs_is_not_pickled() -> None:

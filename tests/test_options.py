@@ -26,6 +26,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "unpickle": lambda value: pk.state.read("/nowhere", unpickle=value),
     "directed": lambda value: cliques(EDGES, 3, directed=value),
     "count": lambda value: cliques(EDGES, 3, count=value),
+    "progress": lambda value: FLOW.map_batches(list).run(EDGES, progress=value),
     "in_order": lambda value: match("e(x, y) :- e(x, y)", {"e": EDGES}, in_order=value),
 }
 
@@ -43,3 +44,13 @@ def test_of_autobalance_too() -> None:
     with counts.run(pa.table({"k": [1], "v": [1]}), workers=2) as run, pytest.raises(ConfigError) as caught:
         run.autobalance(dry_run="no")  # type: ignore[arg-type]
     assert str(caught.value) == "dry_run='no' must be True or False"
+
+
+def test_of_local_runs_too() -> None:
+    for progress in ("no", 0, None):
+        with pytest.raises(ConfigError, match=f"^progress={progress!r} must be True or False$"):
+            FLOW.run_into(print, EDGES, progress=progress)
+        with FLOW.key_by("k").agg(n=pk.count()).start(2) as session:
+            migration = session.migrate(to=[1] * 256)
+            with pytest.raises(ConfigError, match=f"^wait progress={progress!r} must be True or False$"):
+                migration.wait(progress=progress)  # type: ignore[arg-type]

@@ -249,6 +249,158 @@ def test_conform_keeps_every_value() -> None:
         assert says in str(caught.value)
 
 
+def test_reading_a_schema_takes_one_look_at_each_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Text(str):
+        """A text that counts what is cut from it."""
+
+        cut = 0
+
+        def __getitem__(self, at: Any) -> str:
+            piece = str.__getitem__(self, at)
+            Text.cut += len(piece)
+            return piece
+
+    ddl = Text(", ".join(f"column_{n} bigint" for n in range(300)))
+    assert len(parse_ddl(ddl)) == 300 and Text.cut <= 2 * len(ddl)
+    calls: list[str] = []
+    schema = pa.schema([(f"c{n}", pa.int64()) for n in range(300)])
+    sys.setprofile(lambda frame, event, what: calls.append(what.__name__) if event == "c_call" else None)
+    try:
+        to_arrow(schema)
+    finally:
+        sys.setprofile(None)
+    assert calls.count("count") < 10, "not one look at all of them for each"
+    with pytest.raises(SchemaError, match="schema names column 'a' twice"):
+        to_arrow(pa.schema([("b", pa.int64()), ("a", pa.int8()), ("b", pa.int8()), ("a", pa.int8())]))
+
+
+WORDS = pa.dictionary(pa.int8(), pa.string())
+TEXTS = pa.array(["a", "b", None, "a"])
+
+
+def fitted(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    made = conform(pa.record_batch({"a": column}), pa.schema({"a": kind}))
+    made.validate(full=True)
+    assert made.schema.field("a").type.equals(kind)
+    return made.column(0)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        TEXTS,
+        TEXTS.cast(pa.large_string()),
+        TEXTS.cast(pa.string_view()),
+        TEXTS.dictionary_encode(),
+        TEXTS.dictionary_encode().slice(1),
+        pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.uint32()), pa.array(["x", "y"], pa.large_string())),
+        pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.uint32()), pa.array(["x", "y"], pa.string_view())),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["x", None])),
+        pa.array([str(n) for n in range(200)]).dictionary_encode().slice(190),
+        pa.array([], pa.string()),
+        pa.nulls(2),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_conform_takes_any_dictionary_or_none(column: pa.Array) -> None:
+    for kind in (WORDS, pa.dictionary(pa.int64(), pa.string(), ordered=True), pa.string()):
+        assert fitted(column, kind).to_pylist() == column.to_pylist()
+    if column.type != pa.dictionary(pa.uint32(), pa.string_view()):  # which pyarrow does not decode within lists
+        listed = pa.ListArray.from_arrays(pa.array([0, len(column)], pa.int32()), pa.concat_arrays([column]))
+        assert fitted(listed, pa.list_(WORDS)).to_pylist() == [column.to_pylist()]
+
+
+def test_conform_keeps_a_dictionary_whose_indices_fit() -> None:
+    coded = TEXTS.dictionary_encode()
+    assert fitted(coded, WORDS).dictionary.buffers()[2].address == coded.dictionary.buffers()[2].address
+
+
+def test_conform_refuses_what_a_dictionary_does_not_hold() -> None:
+    numbers = pa.dictionary(pa.int8(), pa.int32())
+    many = pa.array([str(n) for n in range(200)])
+    for column, kind, says in [
+        (
+            many,
+            WORDS,
+            "it has 200 different values in one batch, more than int8 numbers; give the schema wider indices",
+        ),
+        (many.dictionary_encode(), WORDS, "it has 200 different values in one batch, more than int8 numbers"),
+        (pa.array([1, 2**40]), numbers, "without loss"),
+        (pa.array([1, 2**40]).dictionary_encode(), numbers, "without loss"),
+        (pa.array([1e300] * 2).dictionary_encode(), pa.dictionary(pa.int8(), pa.float32()), "without loss"),
+        (pa.array([1]), WORDS, "is int64, expected dictionary"),
+        (TEXTS.dictionary_encode(), numbers, "cast it before"),
+    ]:
+        with pytest.raises(SchemaError, match="'a'") as caught:
+            fitted(column, kind)
+        assert says in str(caught.value)
+
+
+VIEWED = pa.list_view(pa.int64())
+NUMBERS = pa.array([3, 1, 2, None])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[1, 2], None, [], [3]], VIEWED),
+        pa.array([[1, 2], None, [], [3]], VIEWED).slice(1),
+        pa.array([[1], None], pa.large_list_view(pa.int64())),
+        # In any order, with parts in common, and with parts that nobody shows.
+        pa.ListViewArray.from_arrays(pa.array([2, 0, 1], pa.int32()), pa.array([1, 2, 3], pa.int32()), NUMBERS),
+        pa.ListViewArray.from_arrays(
+            pa.array([2, 0, 1], pa.int32()),
+            pa.array([1, 2, 2], pa.int32()),
+            NUMBERS,
+            mask=pa.array([False, True, False]),
+        ).slice(1),
+        pa.array([[1], None, [2, 3]]).slice(1),
+        pa.array([], VIEWED),
+        pa.nulls(2),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_conform_takes_list_views_for_lists_and_lists_for_list_views(column: pa.Array) -> None:
+    for element in (pa.int64(), pa.int16()):
+        for kind in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view):
+            assert fitted(column, kind(element)).to_pylist() == column.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("views", "lists", "values"),
+    [
+        (pa.list_view(pa.string_view()), pa.list_(pa.string()), [["a"], None, ["b" * 30, None]]),
+        (pa.list_(pa.list_view(pa.int64())), pa.list_(pa.list_(pa.int32())), [[[1], None], None, [[2, 3], []]]),
+        (pa.list_(VIEWED, 2), pa.list_(pa.list_(pa.int64()), 2), [[[1], None], None, [[2, 3], []]]),
+        (pa.struct({"x": VIEWED}), pa.struct({"x": pa.list_(pa.int64())}), [{"x": [1]}, None, {"x": None}]),
+        (pa.map_(pa.string(), VIEWED), pa.map_(pa.string(), pa.list_(pa.int64())), [[("a", [1])], None, [("b", None)]]),
+        (
+            pa.list_view(pa.struct({"x": VIEWED})),
+            pa.list_(pa.struct({"x": pa.list_(pa.int64())})),
+            [[{"x": [1]}], None, [None, {"x": []}]],
+        ),
+    ],
+)
+def test_conform_takes_list_views_wherever_they_stand(views: pa.DataType, lists: pa.DataType, values: Any) -> None:
+    for have, want in ((views, lists), (lists, views)):
+        column = pa.array(values, have)
+        assert fitted(column, want).to_pylist() == values
+        assert fitted(column.slice(1), want).to_pylist() == values[1:]
+
+
+def test_conform_looks_into_list_views() -> None:
+    for column, kind, says in [
+        (pa.array([[2**40]], VIEWED), pa.list_(pa.int16()), "without loss"),
+        (pa.array([["1"]], pa.list_view(pa.string())), pa.list_(pa.int64()), "cast it before"),
+        (pa.array([[1e300]], pa.list_view(pa.float64())), pa.list_(pa.float32()), "without loss"),
+        (pa.array([[None]], VIEWED), pa.list_(pa.field("e", pa.int64(), False)), "a null in its elements"),
+    ]:
+        with pytest.raises(SchemaError, match="'a'") as caught:
+            fitted(column, kind)
+        assert says in str(caught.value)
+    assert to_ddl(pa.schema({"a": VIEWED})) == "`a` array<bigint>"
+
+
 @pytest.mark.parametrize(
     ("have", "want", "value", "says"),
     [

@@ -363,6 +363,27 @@ def test_a_coroutine_that_is_returned_all_the_same_ends_the_run(what):
     gc.collect()  # nothing is left that was never awaited
 
 
+@pytest.mark.parametrize("options", [{}, {"processes": 1}], ids=["threads", "processes"])
+@pytest.mark.parametrize("what", ["late", "late={'input': ...}", "sides={'seen': ...}"])
+def test_a_sink_that_raises_stop_iteration_ends_no_run_as_if_it_were_complete(what, options):
+    left = iter([1])
+
+    def taker(batch):
+        next(left)
+
+    # Two late rows, and three of the side output.
+    given = [TIMES.slice(row, 1) for row in (0, 1, 2, 2)]
+    takers = {"late": taker} if what == "late" else {what.partition("=")[0]: {what.split("'")[1]: taker}}
+    for run in (LATE.collect, functools.partial(LATE.run_into, lambda batch: None)):
+        with pytest.raises(RuntimeError, match=f"^{re.escape(what)}: the function raised StopIteration") as caught:
+            run(given, streaming=True, **takers, **options)
+        assert isinstance(caught.value.__cause__, StopIteration)
+        left = iter([1])
+    left = iter([])
+    with pytest.raises(RuntimeError, match=r"^sink: the function raised StopIteration"):
+        LATE.run_into(taker, given, streaming=True, late=lambda batch: None, **options)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_sink_that_nobody_awaits_is_refused():
     with pytest.raises(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock._coroutines import require_done, require_plain
 from penstock.errors import ConfigError
 
-__all__ = ["Apart", "Kinds", "of_kind", "require", "say_dropped"]
+__all__ = ["Apart", "Kinds", "hand", "of_kind", "require", "say_dropped"]
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,26 @@ def _require(given: Any, what: str, kinds: Sequence[str], wanted: str, none: str
         require_plain(sink, of_kind(what, given, name), takes=names)
 
 
+def hand(taker: Taker, rows: pa.RecordBatch, name: str) -> None:
+    """Call a function of the user's with rows; `name` is what messages call it.
+
+    Raises
+    ------
+    RuntimeError
+        When it raises StopIteration, which would end the iterator of results as if it were complete (as PEP 479).
+    ConfigError
+        When it gives a coroutine.
+    """
+    try:
+        given = taker(rows)
+    except StopIteration as error:
+        raise RuntimeError(
+            f"{name}: the function raised StopIteration, as next(...) of an iterator at its end does; give next() a"
+            " default"
+        ) from error
+    require_done(given, name)
+
+
 class Apart:
     """Gives rows beside the output to who takes those of their kind.
 
@@ -122,26 +142,31 @@ class Apart:
     ) -> None:
         self._late = late
         self._sides = sides or {}
-        #: Whether somebody takes late rows.
-        self.takes_late = late is not None
         of_late = [late.get(name) if isinstance(late, Mapping) else late for name in kinds.late]
         self._takers = [*of_late, *(self._sides.get(name) for name in kinds.sides)]
         self._names = [*(of_kind("late", late, name) for name in kinds.late)]
         self._names += (of_kind("sides", self._sides, name) for name in kinds.sides)
-        self._lates = len(kinds.late)
+        self._lates = list(kinds.late)
 
     def __call__(self, batch: pa.RecordBatch) -> None:
         """Hand a batch of the native part on."""
         for kind, rows in self._parts(batch):
             taker = self._takers[kind]
             if taker is not None:
-                require_done(taker(rows), self._names[kind])
+                hand(taker, rows, self._names[kind])
 
-    def late_rows(self, batch: pa.RecordBatch) -> int:
-        """How many of its rows are late ones."""
+    def late_rows(self, batch: pa.RecordBatch) -> tuple[int, ...]:
+        """How many of its rows are late ones of each kind."""
         if len(self._takers) < 2:
-            return batch.num_rows if self._lates else 0
-        return sum(len(column) - column.null_count for column in batch.columns[: self._lates])
+            return (batch.num_rows,) if self._lates else ()
+        return tuple(len(column) - column.null_count for column in batch.columns[: len(self._lates)])
+
+    def untaken(self, late: Sequence[int]) -> tuple[int, str]:
+        """How many late rows nobody takes, of so many of each kind; and what would take them, as it is written."""
+        of_late = zip(self._lates, late, self._takers, strict=False)
+        left = {name: rows for name, rows, taker in of_late if rows and taker is None}
+        kinds = "" if self._late is None else f"{{{', '.join(f'{name!r}: ...' for name in left)}}}"
+        return sum(left.values()), f"late={kinds}"
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
         """The kinds that are in a batch, and the rows of each."""

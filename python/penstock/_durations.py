@@ -28,6 +28,7 @@ __all__ = [
     "Timeout",
     "duration_text",
     "format_duration",
+    "lateness_ms",
     "milliseconds",
     "parse_duration",
     "parse_timeout",
@@ -65,6 +66,8 @@ _UNITS_US = {
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]+)")
 _EXAMPLES = 'write "60s", "500ms", "1m30s", "2 hours" or a timedelta'
 _LARGEST_US = 2**62
+#: What rows may be late: event times are within so much of 1970.
+_LATEST_MS = (2**63 - 1) // 4_000
 #: Seconds that the standard library can wait, some 290 years.
 _LONGEST_S = threading.TIMEOUT_MAX
 
@@ -210,6 +213,37 @@ def milliseconds(us: int, name: str = "duration") -> int:
     return whole
 
 
+def lateness_ms(value: Duration, name: str = "lateness") -> int:
+    """Read how far rows may lag behind and return whole milliseconds.
+
+    Parameters
+    ----------
+    value : str or datetime.timedelta
+        What `parse_duration` takes; zero, too.
+    name : str, default "lateness"
+        What the caller calls the value; error messages begin with it.
+
+    Returns
+    -------
+    int
+        Milliseconds.
+
+    Raises
+    ------
+    ConfigError
+        When it is no duration, finer than a millisecond, or longer than event times may lie apart.
+
+    Examples
+    --------
+    >>> lateness_ms("5s")
+    5000
+    """
+    found = milliseconds(parse_duration(value, name, allow_zero=True), name)
+    if found > _LATEST_MS:
+        raise ConfigError(f"{name} {value!r} is longer than event time can hold: at most {_LATEST_MS} ms")
+    return found
+
+
 def format_duration(us: int) -> str:
     """Write microseconds in the largest unit that divides them.
 
@@ -255,6 +289,8 @@ def duration_text(seconds: float) -> str:
 
 def _read(value: Duration, name: str) -> int:
     if isinstance(value, timedelta):
+        if getattr(value, "nanoseconds", 0):  # of pandas
+            raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         raise ConfigError(f'{name} {value!r} has no unit; write "{value!r}s", "{value!r}ms" or a timedelta')

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._autobalance import Autobalance, Rules
-from penstock._beside import Apart, Kinds, require
-from penstock._coroutines import require_done, require_plain
+from penstock._beside import Apart, Kinds, hand, require
+from penstock._coroutines import require_plain
 from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
@@ -57,7 +57,7 @@ from penstock._migration import (
 )
 from penstock._options import yes_or_no
 from penstock._parts import Bins, Part, Parts
-from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
+from penstock._pump import AHEAD, Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
 from penstock._schema import conform
 from penstock._views import bytes_of
@@ -208,6 +208,8 @@ class LocalMigration:
         try:
             told = self._session._native.wait_migration(self._handle, seconds)
         except EngineError as error:
+            if self._session._closed and "LocalRun" in str(error):
+                error = EngineError("the session ended before this migration did: nothing moves any more")
             self.error, self._ended = error, True
             return True
         if told is None:
@@ -306,26 +308,27 @@ class LocalSession:
         self.late_rows = 0
         #: Rows of each side output in epochs that are complete, whether or not somebody takes them.
         self.side_rows = dict.fromkeys(kinds.sides, 0)
+        #: How many batches were fed, once no more are.
+        self._fed: int | None = None
         self._flow = flow
         self._beside = Apart(late, sides, kinds)
         self._batch_rows = batch_rows
         self._streaming = streaming
         self._bits = bits
-        self._used = False
+        self._used = self._closed = False
         # What the workers told last, once they have ended.
         self._last: dict[str, Any] | None = None
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOST_MOVES)
         plan, calls = flow.to_plan(streaming)
-        wanted = kinds.wanted(sides)
+        options: Any = {"bits": bits, "whole": not streaming, "wanted": kinds.wanted(sides), "ahead": AHEAD}
         #: The processes, where the workers are in some.
         self._crew: Crew | None = None
         if processes is None:
-            self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming, wanted=wanted)
+            self._native = _native.LocalRun(plan, calls, workers=workers, **options)
         else:
             self._crew = Crew(plan, calls, workers, bits)
             try:
-                seats = self._crew.seats._native
-                self._native = _native.LocalRun(plan, calls, bits=bits, whole=not streaming, seats=seats, wanted=wanted)
+                self._native = _native.LocalRun(plan, calls, seats=self._crew.seats._native, **options)
                 self._crew.start(self._native, processes)
             except BaseException:
                 if hasattr(self, "_native"):
@@ -365,6 +368,7 @@ class LocalSession:
         """
         if self._used:
             raise EngineError("this session has already run to the end of its input; start another with flow.start()")
+        self._require_open()
         read = feeds(self._flow, source, self._batch_rows)
         self._used = True
         return LocalResults(Pump(lambda: self, read))
@@ -424,6 +428,7 @@ class LocalSession:
         leaves the bins. Between threads a bin moves as a pointer.
         """
         self._require_threads("migrate")
+        self._require_open()
         bins = 1 << self._bits
         cut = Cut.of(strategy, batch_size, max_pause, gap)
         epoch = parse_epoch(at_epoch)
@@ -527,6 +532,7 @@ class LocalSession:
         split what is large or hot. Cost: a copy of the state of the bin, at one time, on one worker.
         """
         self._require_threads("split")
+        self._require_open()
         with self._moving:
             plan = self._parts().copy()
             chosen = plan.split(bins, by)
@@ -555,6 +561,7 @@ class LocalSession:
             When the workers have ended.
         """
         self._require_threads("merge")
+        self._require_open()
         with self._moving:
             plan = self._parts().copy()
             chosen, moves = plan.merge(bins)
@@ -577,10 +584,16 @@ class LocalSession:
         -------
         pyarrow.Table
             op (keyed step, from 0), prefix, bits (of the prefix), worker, state_bytes (in memory, as of `stats`; null
-            where the bin is in another process).
+            where the bin is in another process). After the session is closed, as of its end.
         """
-        sizes = [{(prefix, bits): size for prefix, bits, size in step} for step in self._native.bin_bytes()]
-        return bins_table(self._native.bins(), sizes)
+        told = self._last or self._told_bins()
+        sizes = [{(prefix, bits): size for prefix, bits, size in step} for step in told["bin_bytes"]]
+        return bins_table(told["bins"], sizes)
+
+    def _told_bins(self) -> dict[str, Any]:
+        """What `bins` shows."""
+        self._require_open()
+        return {"bins": self._native.bins(), "bin_bytes": self._native.bin_bytes()}
 
     def _parts(self) -> Parts:
         """The bins once all that was asked for is done."""
@@ -591,8 +604,11 @@ class LocalSession:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch of a streaming session becomes: the number of batches that have been fed."""
-        return int(self._native.next_epoch)
+        """The epoch that the next batch of a streaming session becomes: the number of batches that have been fed.
+
+        That number it stays when the session has ended.
+        """
+        return int(self._native.next_epoch) if self._fed is None else self._fed
 
     def rebalance(
         self,
@@ -630,6 +646,7 @@ class LocalSession:
         """
         tolerance = parse_tolerance("tolerance", tolerance)
         options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause, "gap": gap}
+        self._require_open()
         told = self._told()
         if parse_by(by) == "bins" or not told["owners"]:
             return self.migrate(**options)
@@ -732,6 +749,7 @@ class LocalSession:
         """What the workers tell now, or told last, once they have ended."""
         if self._last is not None:
             return self._last
+        self._require_open()
         told: dict[str, Any] = json.loads(self._native.stats())
         told["loads"] = Loads(told["loads"])
         for worker in told["workers"]:
@@ -753,8 +771,7 @@ class LocalSession:
             raise ConfigError(
                 f"rescale({processes}): the workers of this run are threads of one process; begin it with processes="
             )
-        if self._last is not None:
-            raise EngineError("the run has ended, so its processes do not change any more")
+        self._require_open()
         return self._crew.rescale(processes)
 
     def autobalance(
@@ -779,8 +796,7 @@ class LocalSession:
         if workers is not None:
             check_processes(workers[1], f"workers={workers!r}", self.workers)
         with self._moving:
-            if self._last is not None:
-                raise EngineError("the run has ended: there is nothing to even out any more")
+            self._require_open()
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError("the run is balanced already: close that handle first")
             self._autobalance = Autobalance(Balanced(self), rules, "local")
@@ -795,12 +811,18 @@ class LocalSession:
         handle = self._crew.even_out(steps(self._told()["owners"], moves, cut), max_pause_s)
         return LocalMigration(self, handle, cut.strategy, len(moves))
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EngineError("this session has ended; start another with flow.start()")
+
     def _require_threads(self, what: str) -> None:
         if self._crew is not None:
             raise ConfigError(f"{what}: where workers are processes, bins move with them; use rescale")
 
     def explain(self, error: BaseException) -> BaseException:
         """The failure that is behind one of the native side: that of a process, where there is one."""
+        if self._closed and isinstance(error, EngineError) and "LocalRun" in str(error):
+            return EngineError("this session was closed while it ran; start another with flow.start()")
         return error if self._crew is None else self._crew.explain(error)
 
     def close(self) -> None:
@@ -811,8 +833,9 @@ class LocalSession:
         try:
             if self._last is None:
                 with contextlib.suppress(EngineError):
-                    self._last = self._told() | {"bins": self._native.bins()}
+                    self._last = self._told() | self._told_bins()
         finally:
+            self._closed = True
             if self._crew is not None:
                 self._crew.ending = True
             try:
@@ -851,7 +874,7 @@ def run(
     The flow and the options are checked here, before the first batch is asked for; the
     threads start with the first batch.
     """
-    _check(flow, workers, late, sides, batch_rows, streaming, processes)
+    _check(flow, workers, late, sides, progress, batch_rows, streaming, processes)
     return LocalResults(_Run(flow, source, workers, late, sides, progress, batch_rows, streaming, processes).pump())
 
 
@@ -860,17 +883,21 @@ def _check(
     workers: int,
     late: LateSink | None,
     sides: SideSinks | None,
+    progress: bool,
     batch_rows: int,
     streaming: bool,
     processes: int | None,
-) -> None:
+) -> Kinds:
     _at_least_one(workers, "workers", MOST_WORKERS)
     _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     yes_or_no(streaming, "streaming")
+    yes_or_no(progress, "progress")
     if processes is not None:
         check_processes(processes, f"processes={processes!r}", workers)
     # Compiles the flow, so that mistakes show at the call.
-    require(late, sides, Kinds.of(flow._check(streaming)), "a batch", "batch")
+    kinds = Kinds.of(flow._check(streaming))
+    require(late, sides, kinds, "a batch", "batch")
+    return kinds
 
 
 class _Run:
@@ -918,7 +945,7 @@ class _Run:
                 bar.update(task, advance=0 if fed.batch is None else fed.batch.num_rows, out=out)
                 yield fed
 
-        return [Feed(watched(feed.batches), feed.prompt) for feed in self._batches]
+        return [feed._replace(batches=watched(feed.batches)) for feed in self._batches]
 
 
 def run_into(
@@ -939,14 +966,16 @@ def run_into(
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
     require_plain(write, "sink", takes="batch")
-    _check(flow, workers, late, sides, batch_rows, streaming, processes)
+    kinds = _check(flow, workers, late, sides, progress, batch_rows, streaming, processes)
     output_rows = 0
-    late_sink: LateSink = _nobody if late is None else late
+    late_sink: LateSink = _nobody
+    if late is not None:
+        late_sink = late if callable(late) else dict.fromkeys(kinds.late, _nobody) | dict(late)
     begin = time.perf_counter()
     run = _Run(flow, source, workers, late_sink, sides, progress, batch_rows, streaming, processes)
     with LocalResults(run.pump()) as results:
         for batch in results:
-            require_done(write(batch), "sink")
+            hand(write, batch, "sink")
             output_rows += batch.num_rows
     session = run.session
     assert session is not None
@@ -991,20 +1020,41 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
     """
     for batch in _read(source, nested=False):
         # Before what may take as much again, and after what may make more of it.
-        for piece in _of_a_block(batch):
-            for fitting in _of_a_block(conform(piece, schema)):
+        narrow = _narrowed(batch, schema)
+        grows = not narrow.schema.equals(schema)
+        for piece in _of_a_block(narrow):
+            made = conform(piece, schema)
+            for fitting in _of_a_block(made) if grows else (made,):
                 for start in range(0, fitting.num_rows, batch_rows):
                     yield fitting.slice(start, batch_rows)
 
 
-def _of_a_block(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces of at most a block's bytes, or of one row: rows may be of any size, wherever they stand."""
-    if batch.num_rows < 2 or bytes_of(batch) <= _BLOCK_BYTES:
+def _narrowed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a batch that a schema names: what others hold is nobody's affair."""
+    if batch.schema.equals(schema):
+        return batch
+    places = list(map(batch.schema.get_field_index, schema.names))
+    # What is missing, or there twice, is told by who looks for it.
+    return batch if -1 in places else batch.select(places)
+
+
+def _of_a_block(batch: pa.RecordBatch, held: int | None = None) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces of at most a block's bytes, or of one row: rows may be of any size, wherever they stand.
+
+    Where most of it is shared by its rows, and so by pieces of it, it stays whole.
+    """
+    held = bytes_of(batch) if held is None else held
+    if batch.num_rows < 2 or held <= _BLOCK_BYTES:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from _of_a_block(batch.slice(0, half))
-    yield from _of_a_block(batch.slice(half))
+    pieces = [batch.slice(0, half), batch.slice(half)]
+    sizes = list(map(bytes_of, pieces))
+    if sum(sizes) > 1.5 * held:
+        yield batch
+        return
+    for piece, size in zip(pieces, sizes, strict=True):
+        yield from _of_a_block(piece, size)
 
 
 def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
@@ -1054,7 +1104,7 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
             yield Fed(None, number)
 
     return [
-        Feed(feed(number, name, schema), _is_at_hand(source[name]))
+        Feed(feed(number, name, schema), _is_at_hand(source[name]), schema)
         for number, (name, schema) in enumerate(schemas.items())
     ]
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import yes_or_no
 from penstock.errors import ConfigError
 
 __all__ = [
@@ -170,6 +171,7 @@ def follow(ended: Callable[[float], bool], timeout: Timeout | None, progress: bo
     TimeoutError
         When it still runs then.
     """
+    yes_or_no(progress, "wait progress")
     began = time.monotonic()
     seconds = parse_timeout(timeout, optional=True, least_s=0.0)
     deadline = None if seconds is None else began + seconds

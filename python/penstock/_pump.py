@@ -4,8 +4,8 @@ It runs in the thread that takes results, as `fill` of their iterator (see `_res
 of its own, one batch at a time as the workers take them, so that a silent one holds back no finished result and no
 other source.
 
-Invariants: a batch is pushed once, and only after what could be taken was; a result is given once; the session is
-closed before the end, or an error, is told.
+Invariants: a batch is pushed once, and only after what could be taken was; a result is given once; before the error of
+a source comes all that was made of the batches before it; the session is closed before the end, or an error, is told.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from operator import add
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from penstock._native import Handover
     from penstock._rescale import LocalRescale
 
-__all__ = ["Fed", "Feed", "LocalResults", "Pump"]
+__all__ = ["AHEAD", "Fed", "Feed", "LocalResults", "Pump"]
+
+#: Epochs, or parts of the only one, that may be under way.
+AHEAD = 4
 
 
 class LateRows(UserWarning):
@@ -207,6 +211,8 @@ class Session(Protocol):
     late_rows: int
     #: Rows of side outputs of epochs that are complete, by their names, in order.
     side_rows: dict[str, int]
+    #: How many batches were fed, once no more are.
+    _fed: int | None
     _native: Any
     _beside: Apart
     _streaming: bool
@@ -256,10 +262,11 @@ class Fed(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """A source: its batches, behind which several sources tell their end; whether they are at hand."""
+    """A source: its batches, behind which several sources tell their end; whether they are at hand; their columns."""
 
     batches: Iterator[Fed]
     prompt: bool
+    schema: pa.Schema
 
 
 class _Fed(NamedTuple):
@@ -278,13 +285,13 @@ class _Fed(NamedTuple):
 
 
 class _Out(NamedTuple):
-    """What came out last, as number `serial`; `item` is what it was made of. Rows so far, late ones too; the end."""
+    """What came out last, as number `serial`, of the `item`. Rows so far, late ones by their kinds; the end."""
 
     serial: int = -1
     batches: tuple[Any, ...] = ()
     item: Any = None
     rows: int = 0
-    late: int = 0
+    late: tuple[int, ...] = ()
     error: BaseException | None = None
 
 
@@ -318,6 +325,10 @@ class Pump:
         self._pushed: tuple[Any, list[bool]] = (None, [])
         self._finished: list[bool] = []
         self._taken: list[Any] = []
+        #: The source that failed, and its error; which of the pushes behind that went.
+        self._failed: tuple[int, BaseException] | None = None
+        self._marks: list[bool] = []
+        self._schemas = [feed.schema for feed in sources]
         self._fed, self._out = _Fed((0,) * len(sources)), _Out()
         #: Seconds in which the sources were not looked at, since the caller had the batches or rows of other outputs.
         self._away_s = 0.0
@@ -345,7 +356,7 @@ class Pump:
             except (KeyboardInterrupt, Interrupted):
                 raise
             except BaseException as error:
-                self._error, self._over = self._session.explain(error) if self._session else error, True
+                self._error, self._over = self._why(error), True
                 break
             if made:
                 self._left = time.monotonic()
@@ -358,6 +369,16 @@ class Pump:
         self._out = self._out._replace(serial=taken, batches=(Failed(self._error),), error=self._error)
         return list(self._out.batches)
 
+    def _why(self, error: BaseException) -> BaseException:
+        """What is raised for it."""
+        why = self._session.explain(error) if self._session else error
+        if not isinstance(why, StopIteration):
+            return why
+        # It would end the iterator as if all had come.
+        instead = RuntimeError("a function of this run raised StopIteration")
+        instead.__cause__ = why
+        return instead
+
     def _back(self) -> None:
         left, self._left = self._left, None
         if left is not None:
@@ -365,23 +386,24 @@ class Pump:
 
     def _warn(self) -> None:
         session = self._session
-        if self._quit or self._error or self._warned or session is None or not session.late_rows:
+        if self._quit or self._error or self._warned or session is None:
             return
-        if session._beside.takes_late:
+        rows, takes = session._beside.untaken(self._out.late)
+        if not rows:
             return
         self._warned = True
         if session._streaming:
             why = "came when their windows had closed or none could meet them, and are in no result; raise lateness= or"
         else:
             why = "have no event time and are in no result; fill it in or"
-        text = f"{session.late_rows} of {session.rows} rows {why} take them with late="
+        text = f"{rows} of {session.rows} rows {why} take them with {takes}"
         warnings.warn(text, LateRows, stacklevel=3)
 
     def _count(self) -> None:
         session, out = self._session, self._out
         if session is None:
             return
-        session.rows, session.output_rows, session.late_rows = self._fed.rows, out.rows, out.late
+        session.rows, session.output_rows, session.late_rows = self._fed.rows, out.rows, sum(out.late)
         if session.side_rows:
             session.side_rows = dict(zip(session.side_rows, self._native.side_rows, strict=True))
 
@@ -424,7 +446,7 @@ class Pump:
         late = beside.late_rows(batch)
         if self._told is not item:
             if self._telling is item:
-                what = "late rows" if late else "rows of side outputs"
+                what = "late rows" if any(late) else "rows of side outputs"
                 raise Interrupted(
                     f"this run was interrupted while {beside!r:.80} took {batch.num_rows} {what}, and may have taken"
                     " them or not; run again"
@@ -433,7 +455,9 @@ class Pump:
             beside(batch)
             self._told = item
             self._back()
-        self._out = out._replace(item=item, late=out.late + late, serial=-1, batches=())
+        before = out.late or (0,) * len(late)
+        late = tuple(map(add, before, late))
+        self._out = out._replace(item=item, late=late, serial=-1, batches=())
         return False
 
     def _feed(self) -> bool:
@@ -442,15 +466,18 @@ class Pump:
         if self._next and self._next[0] is fed.last:
             self._next.clear()
         if not self._next:
-            error, ended = reader.error, reader.ended
+            ended = reader.ended
+            if self._failed is None:
+                self._failed = reader.failed(fed.source)
+            if self._failed is not None:
+                return self._wind_up(*self._failed)
             items = reader.next(fed.source)
-            if error is not None:
-                raise error
             if items is not None:
                 caught(self._next, items.popleft)
             elif ended:
                 if self._finished and not self._finished[0]:
                     self._finished.clear()
+                self._note_epochs()
                 caught(self._finished, self._native.finish)
                 return True
             else:
@@ -468,13 +495,34 @@ class Pump:
             self._pushed = (item, [])
         pushed = self._pushed[1]
         if not pushed:
-            away_ms = int(1_000 * self._away_s)
-            caught(pushed, self._native.push, item.batch, None, item.source, reader.at_hand, away_ms)
+            caught(pushed, self._native.push, item.batch, None, item.source, reader.at_hand, self._away_ms())
         if not pushed[0]:
             pushed.clear()  # the workers wait until outputs are taken
             return True
         self._fed = fed.behind(item)
         return True
+
+    def _wind_up(self, source: int, error: BaseException) -> bool:
+        """Behind an error of a source: raise it once all that was pushed is done and taken; until then as `_feed`.
+
+        The workers tell nobody that they rest. So epochs without rows are pushed, at the processing time of the last:
+        when as many went in as may be under way, all before them are done, and what came of those can be taken.
+        """
+        if not isinstance(error, Exception) or not self._fed.rows or sum(self._marks) == AHEAD:
+            raise error
+        self._note_epochs()
+        nothing = pa.RecordBatch.from_pylist([], self._schemas[source])
+        caught(self._marks, self._native.push, nothing, 0, source, None, self._away_ms())
+        return True
+
+    def _note_epochs(self) -> None:
+        """Before epochs that are of no batch."""
+        assert self._session is not None
+        if self._session._fed is None:
+            self._session._fed = int(self._native.next_epoch)
+
+    def _away_ms(self) -> int:
+        return int(1_000 * self._away_s)
 
     def session(self, also_ended: bool = False) -> Session:
         """The session, started if need be.
@@ -482,12 +530,12 @@ class Pump:
         Raises
         ------
         EngineError
-            When it has ended, unless that is wanted, too, or when it never began.
+            When it has ended, unless that is wanted, too, and it began.
         """
         if self._session is not None and also_ended:
             return self._session
         if self._quit or self._over:
-            raise EngineError("the run has ended: its processes do not change any more, and it tells nothing new")
+            raise EngineError("the run has ended; start another with flow.run()")
         return self._opening.wait()
 
     def quit(self) -> None:

@@ -177,17 +177,27 @@ class Readers:
         self._prompt = tuple(prompt)
 
     def _turn(self, last: int) -> tuple[Reader, ...]:
-        """Who may give the next item, behind one of the reader `last`: in this order, those that can."""
+        """Who may give the next item, or has failed, behind one of the reader `last`: in this order, those that can."""
         count = len(self._readers)
         waited: list[Reader] = []
         for number in (at % count for at in range(last + 1, last + 1 + count)):
             reader = self._readers[number]
-            if reader.ended and not reader.items:
+            if reader.ended and not reader.items and reader.error is None:
                 continue
             waited.append(reader)
             if self._prompt[number]:
                 break
         return tuple(waited)
+
+    def failed(self, last: int) -> tuple[int, BaseException] | None:
+        """The source whose turn it is behind an item of the reader `last`, and what it raised, once it ended so."""
+        for reader in self._turn(last):
+            over = reader.ended  # before its items are looked at: they come before its end
+            if reader.items:
+                return None
+            if over and reader.error is not None:
+                return self._readers.index(reader), reader.error
+        return None
 
     def next(self, last: int) -> deque[Any] | None:
         """The items of which the first is next, behind one of the reader `last`; None when there is none yet."""
@@ -203,12 +213,6 @@ class Readers:
         """Whether all is read that ever will be, and taken."""
         return all(reader.ended and not reader.items for reader in self._readers)
 
-    @property
-    def error(self) -> BaseException | None:
-        """What the first source raised that ended so, once its items are taken."""
-        ended = (reader.error for reader in self._readers if reader.ended and not reader.items)
-        return next((error for error in ended if error is not None), None)
-
     def allow(self, taken: Sequence[int]) -> None:
         """Let each read one more than was taken of it."""
         for reader, count in zip(self._readers, taken, strict=True):
@@ -218,7 +222,7 @@ class Readers:
         """Whether there is something to take, an error or the end; else `tell` is called when there is."""
         waited = self._turn(last)
         ready = [reader.listen(tell) for reader in waited]
-        return not waited or any(ready) or self.error is not None
+        return not waited or any(ready)
 
     def hush(self) -> None:
         """Nobody listens any more."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import yes_or_no
 
 __all__ = ["LocalRescale", "Rescale", "RescaleProgress", "RescaleReport"]
 
@@ -115,6 +116,7 @@ class Rescale:
         TimeoutError
             When it still runs after `timeout`; the message says what it waits for.
         """
+        yes_or_no(progress, "wait progress")
         seconds = parse_timeout(timeout, optional=True, least_s=0.0)
         self._require_outside()
         began = time.monotonic()

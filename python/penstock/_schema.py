@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._layouts import as_lists, relaid
+from penstock._views import plain
 from penstock.errors import SchemaError
 
 __all__ = ["conform", "parse_ddl", "spark_types", "to_arrow", "to_ddl"]
@@ -93,11 +96,11 @@ def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
         )
     if not found.names:
         raise SchemaError(f"{name} has no columns")
-    twice = sorted({column for column in found.names if found.names.count(column) > 1})
+    twice = [column for column, times in Counter(found.names).items() if times > 1]
     if twice:
-        raise SchemaError(f"{name} names column {twice[0]!r} twice; rename one of them")
-    plain = pa.schema([_plain(field) for field in found], found.metadata)
-    return found if found.equals(plain, check_metadata=True) else plain
+        raise SchemaError(f"{name} names column {min(twice)!r} twice; rename one of them")
+    usual = pa.schema([_plain(field) for field in found], found.metadata)
+    return found if found.equals(usual, check_metadata=True) else usual
 
 
 def _plain(field: pa.Field, name: str | None = None) -> pa.Field:
@@ -231,8 +234,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     -----
     Cost: one pass over a column whose type differs. Of others nothing per row, but that the nulls inside of nested ones
     are counted where there must be none.
-    Accepted: any change of width or unit that keeps every value (checked), dictionary and
-    view layouts, another time zone of an instant. Refused: text to number, an instant to a
+    Accepted: any change of width or unit that keeps every value (checked), dictionaries with any indices or none and
+    views in place of one another, another time zone of an instant. Refused: text to number, an instant to a
     wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
     Doubles become floats as in Spark: the nearest one, refused where that is infinite.
 
@@ -297,22 +300,30 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
         other = "" if not zones else "timestamp_ntz" if have.tz is None else "timestamp"
         also = f", or write {other} in the flow's schema: one is a time with a zone, the other without" if zones else ""
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before{also}")
+    bare = column
     try:
-        plain = column.dictionary_decode() if pa.types.is_dictionary(have) else column
-        if plain.offset and (pa.types.is_large_string(plain.type) or pa.types.is_large_binary(plain.type)):
+        if (coded := _coded(column, want)) is not None:
+            return coded
+        bare = relaid(_decoded(column), as_lists(_decoded_type(have)))
+        if bare.offset and (pa.types.is_large_string(bare.type) or pa.types.is_large_binary(bare.type)):
             # A cast to narrower offsets goes by where values stand in the whole column.
-            plain = pa.concat_arrays([plain, plain.slice(0, 0)])
-        made = pc.cast(plain, want, safe=True)
+            bare = pa.concat_arrays([bare, bare.slice(0, 0)])
+        inner = _decoded_type(want)
+        made = pc.cast(bare, as_lists(inner, coded=False), safe=True)
+        if not made.type.equals(as_lists(inner)):
+            made = pc.cast(made, as_lists(inner), safe=True)
+        made = relaid(made, inner)
+        made = _encoded(made, want) if pa.types.is_dictionary(want) else made
     except pa.ArrowCapacityError as error:
         raise SchemaError(
-            f"{what} column {field.name!r} has {plain.nbytes:,} bytes in one batch, more than {want} holds; give it in"
+            f"{what} column {field.name!r} has {bare.nbytes:,} bytes in one batch, more than {want} holds; give it in"
             " smaller batches"
         ) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error
-    if _infinities(made) > _infinities(plain):
+    if _infinities(made) > _infinities(bare):
         raise SchemaError(
             f"{what} column {field.name!r} cannot become {want} without loss: it has numbers beyond those of {want};"
             " cast it before"
@@ -320,16 +331,59 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     return made
 
 
+def _decoded_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """A column without a dictionary."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    values = column.dictionary
+    if plain(values.type) is values.type:
+        return column.dictionary_decode()
+    # pyarrow takes no views by their places.
+    taken = pa.DictionaryArray.from_arrays(column.indices, values.cast(plain(values.type))).dictionary_decode()
+    return taken.cast(values.type)
+
+
+def _coded(column: pa.Array, want: pa.DataType) -> pa.Array | None:
+    """A column with a dictionary under indices of another width, where they are all that differs and fit."""
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_dictionary(want)):
+        return None
+    if not column.type.value_type.equals(want.value_type) or column.dictionary.null_count:
+        return None
+    try:
+        indices = column.indices.cast(want.index_type)
+    except pa.ArrowInvalid:  # as many as fit may be in use
+        return None
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary, ordered=want.ordered)
+
+
+def _encoded(column: pa.Array, want: pa.DataType) -> pa.Array:
+    """A column as one with a dictionary."""
+    coded = column.dictionary_encode()
+    try:
+        indices = coded.indices.cast(want.index_type)
+    except pa.ArrowInvalid:
+        raise pa.ArrowInvalid(
+            f"it has {len(coded.dictionary)} different values in one batch, more than {want.index_type} numbers; give"
+            " the schema wider indices"
+        ) from None
+    return pa.DictionaryArray.from_arrays(indices, coded.dictionary, ordered=want.ordered)
+
+
 def _infinities(column: pa.Array) -> int:
     """Of floats, nested ones included: a cast to narrower ones that is called safe makes some."""
-    if pa.types.is_floating(column.type):
+    if pa.types.is_floating(_decoded_type(column.type)):
+        column = _decoded(column)
         return int(pc.sum(pc.is_inf(column)).as_py() or 0)
     return sum(_infinities(part) for _, _, part in _parts(column))
 
 
 def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
-    if pa.types.is_dictionary(have):
-        return _family_fits(have.value_type, want)
+    if pa.types.is_dictionary(have) or pa.types.is_dictionary(want):
+        return _family_fits(_decoded_type(have), _decoded_type(want))
     if pa.types.is_null(have):
         return True
     if pa.types.is_timestamp(have) and pa.types.is_timestamp(want):
@@ -355,7 +409,7 @@ def _parts(column: pa.Array) -> list[tuple[str, pa.Field, pa.Array]]:
     if pa.types.is_map(kind):
         keys, values = (pa.ListArray.from_arrays(column.offsets, of).flatten() for of in (column.keys, column.items))
         return [("keys", kind.key_field, keys), ("values", kind.item_field, values)]
-    if _family(kind) == "list" or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+    if _family(kind) == "list":
         return [("elements", kind.value_field, column.flatten())]
     return []
 
@@ -403,6 +457,8 @@ def _family(kind: pa.DataType) -> str:
     if is_type.is_duration(kind):
         return "duration"
     if is_type.is_list(kind) or is_type.is_large_list(kind) or is_type.is_fixed_size_list(kind):
+        return "list"
+    if is_type.is_list_view(kind) or is_type.is_large_list_view(kind):
         return "list"
     if is_type.is_map(kind):
         return "map"
@@ -500,8 +556,8 @@ class _Ddl:
         self.name = name
         self.words: list[tuple[str, int]] = []
         self.at = 0
-        position = 0
-        while text[position:].strip():
+        position, end = 0, len(text.rstrip())
+        while position < end:
             match = _TOKEN.match(text, position)
             if match is None:
                 rest = text[position:].strip()

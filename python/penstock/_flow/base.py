@@ -27,6 +27,8 @@ __all__ = ["PLAN_VERSION", "FlowBase"]
 
 F = TypeVar("F", bound="FlowBase")
 
+#: More names than these are looked up in a set of the columns.
+_MANY = 8
 #: Version of the plan format that this release writes.
 PLAN_VERSION = 2
 
@@ -185,7 +187,7 @@ class FlowBase:
         """
         facts = self._check()
         forms = {"text": str(facts["explain"]), "dot": str(facts["dot"])}
-        if format not in forms:
+        if not isinstance(format, str) or format not in forms:
             raise ConfigError(f"format={format!r} is none of {', '.join(forms)}")
         return forms[format]
 
@@ -417,8 +419,9 @@ class FlowBase:
             raise PlanError(f"{op} directly after {waiting}: the function sees no keys; put it before {waiting}")
 
     def _require(self, names: Sequence[str], what: str) -> None:
+        there = frozenset(self._columns) if len(names) > _MANY else self._columns
         for name in names:
-            if name not in self._columns:
+            if name not in there:
                 raise missing(name, what, self._columns)
 
     def _source(self) -> Source:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock._durations import Duration, milliseconds, parse_duration
+from penstock._durations import Duration, lateness_ms, milliseconds, parse_duration
 from penstock._flow.graph import Source
 from penstock._flow.keyed import KeyedSteps
 from penstock._flow.meetings import Meetings
@@ -34,7 +34,8 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         come, in whole milliseconds. The watermark is the greatest event time of all epochs so
         far minus this. A row whose windows have all closed is late: it goes to the late
         output and a counter, never silently away. An input that ends is one epoch, whose
-        windows close with it, so nothing is late there.
+        windows close with it, so nothing is late there. Rows without event time are in no window: they count as late,
+        and inside of Spark jobs each partition logs how many there were.
     order_by : str or sequence of str, optional
         Columns that fix the order of the input where the host may change it (Spark may
         replan partitions). Only `stateful_map` and `apply_in_pandas_with_state` care about order.
@@ -86,10 +87,10 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name={name!r}: give the source a name")
         shape = to_arrow(schema)
-        lateness_ms = milliseconds(parse_duration(lateness, "lateness", allow_zero=True), "lateness")
+        late_ms = lateness_ms(lateness)
         order = names_of(order_by, "order_by") if order_by is not None else ()
         idle_ms = None if idle_after is None else milliseconds(parse_duration(idle_after, "idle_after"), "idle_after")
-        self._head = Source(name, shape, event_time, lateness_ms, order, idle_ms)
+        self._head = Source(name, shape, event_time, late_ms, order, idle_ms)
         self._columns = tuple(shape.names)
         self._event_time = event_time
         self._steps = ()
@@ -100,7 +101,7 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         self._scope = None
         if event_time is not None:
             self._require([event_time], "event_time")
-        elif lateness_ms:
+        elif late_ms:
             raise ConfigError(f"lateness {lateness!r} needs event_time: name the column that says when a row happened")
         if idle_after is not None and event_time is None:
             raise ConfigError(

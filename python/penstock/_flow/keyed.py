@@ -175,6 +175,11 @@ class KeyedSteps(FlowBase):
             raise PlanError("agg needs keys: write .key_by('column').agg(...)")
         name = None if isinstance(aggregates.get("name"), Aggregate) else aggregates.pop("name", None)
         named = self._named("agg", "agg", cast("str | None", name))
+        if isinstance(emit, Aggregate):
+            raise ConfigError(
+                f"agg(emit={emit}): no column of agg can be called 'emit', which says when its rows come out; give it"
+                " another name"
+            )
         if not aggregates:
             raise ConfigError("agg() names no aggregate; write for example .agg(n=penstock.count())")
         if emit is not None:
@@ -276,8 +281,11 @@ class KeyedSteps(FlowBase):
         [{'k': 1, 'longest': 'abc'}, {'k': 2, 'longest': 'xy'}]
         """
         self._stateless_only("aggregate")
+        if isinstance(aggregator, type):
+            called = aggregator.__name__
+            raise ConfigError(f"aggregate({called}) got a class; give an object of it: aggregate({called}(), ...)")
         for method in ("create", "accumulate", "merge", "finish"):
-            if isinstance(aggregator, type) or not callable(getattr(aggregator, method, None)):
+            if not callable(getattr(aggregator, method, None)):
                 raise ConfigError(
                     f"aggregate({aggregator!r}): it has no method {method!r}; give an object, such as one of a class"
                     " that is made from penstock.Aggregator"
@@ -300,7 +308,8 @@ class KeyedSteps(FlowBase):
         if self._window is not None:
             time_type = self._key_types([self._time("aggregate")])[0]
             head = [("window_start", time_type), ("window_end", time_type), *head]
-        taken = [column for column in made.names if column in dict(head)]
+        heads = dict(head)
+        taken = [column for column in made.names if column in heads]
         if taken:
             raise SchemaError(f"aggregate schema: column {taken[0]!r} is that of a key or a window; rename it")
         if not made.names:

@@ -299,15 +299,16 @@ class Meetings(FlowBase):
             raise ConfigError(f'{what} suffix={suffix!r}: give a text that is not empty, such as "_right"')
         same = {one for one, two in zip(left, right, strict=True) if one == two}
         theirs = () if how in ("semi", "anti") else tuple(one for one in other._columns if one not in same)
+        mine, others = frozenset(self._columns), frozenset(theirs)
         for column in theirs:
-            if column not in self._columns:
+            if column not in mine:
                 continue
             if suffix is None:
                 raise PlanError(
                     f"{what}: both sides have a column {column!r} that is not compared with itself; write"
                     f' suffix="_right", and that of the other flow comes out as {column + "_right"!r}'
                 )
-            if column + suffix in self._columns or column + suffix in theirs:
+            if column + suffix in mine or column + suffix in others:
                 raise PlanError(
                     f"{what} suffix={suffix!r}: column {column!r} of the other flow would be {column + suffix!r}, and"
                     " there is a column of that name; give another suffix"

@@ -47,8 +47,8 @@ class Running(FlowBase):
             Threads; each owns a share of the keys. With `processes`, of each of them.
         late : callable, or dict of name to callable, optional
             Called with a ``pyarrow.RecordBatch`` of rows that are in no window, or meet no row of
-            a join, because they are late or have no event time, in this thread. Without it a warning tells how
-            many there were. In a dict a function for those of each source, by its name; where a source has
+            a join, because they are late or have no event time, in this thread. A warning tells how many
+            there were that nobody takes. In a dict a function for those of each source, by its name; where a source has
             late rows of different columns, or a step takes several sources as one stream, by the name
             of the step's state instead, and the side of a join: ``"join left"``. The error of a wrong name has all.
             Each has the columns that came to its step; before a `top`, `aggregate` or `window_join` in windows also
@@ -60,7 +60,8 @@ class Running(FlowBase):
         progress : bool, default False
             Show a progress bar on stderr.
         batch_rows : int, default 65_536
-            Larger input batches are cut, and so are those of more than 64 MiB. With `streaming` each piece is one
+            Larger input batches are cut, and so are those whose rows hold more than 64 MiB in the columns of the flow.
+            With `streaming` each piece is one
             epoch, at whose end the watermark moves.
         streaming : bool, default False
             Take the source for a stream without an end: each batch of it is an epoch of its
@@ -97,7 +98,11 @@ class Running(FlowBase):
 
         The source is read as results are taken, with a bounded number of batches in flight, in a
         thread of its own: while it is silent, results come out. After Ctrl-C the iterator goes on
-        where it was.
+        where it was. Before the error of a source come the results of all batches that were fed, as far as they are
+        final without what would have followed.
+
+        A function of `late` or `sides` that raises ends the run with its error; `StopIteration`, which would look like
+        the end of the results, becomes a `RuntimeError`.
 
         Examples
         --------

@@ -59,11 +59,13 @@ def names_of(names: str | Sequence[str], what: str) -> tuple[str, ...]:
         raise ConfigError(f"{what} got {names!r}; name columns by their names") from None
     if not found:
         raise ConfigError(f"{what} names no column")
+    seen: set[str] = set()
     for name in found:
         if not isinstance(name, str):
             raise ConfigError(f"{what} got {name!r}; name columns by their names")
-        if found.count(name) > 1:
+        if name in seen:
             raise ConfigError(f"{what} names column {name!r} twice")
+        seen.add(name)
     return found
 
 
@@ -74,7 +76,7 @@ def missing(name: Any, what: str, columns: Sequence[str]) -> SchemaError:
 
 def one_of(value: str, what: str, known: tuple[str, ...]) -> None:
     """Refuses a word that is none of the known."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ConfigError(f"{what}={value!r} is unknown; use {' or '.join(repr(item) for item in known)}")
 
 

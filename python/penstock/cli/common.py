@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._durations import format_duration, milliseconds, parse_duration
+from penstock._durations import format_duration, lateness_ms, parse_duration
 from penstock._flow import Flow
 from penstock._local import MOST_WORKERS, LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
@@ -212,8 +212,9 @@ class Report:
                 )
         if self.late_rows:
             print(
-                f"penstock: {self.late_rows} of {self.rows} rows came after their windows had closed and are"
-                " in no result; raise --lateness to the disorder of the input, for example --lateness 10s",
+                f"penstock: {self.late_rows} of {self.rows} rows came after their windows had closed, or have no event"
+                " time, and are in no result; raise --lateness to the disorder of the input, for example --lateness"
+                " 10s, and fill event times in where they are null",
                 file=sys.stderr,
             )
 
@@ -326,7 +327,7 @@ def parse_resizes(texts: Sequence[str], workers: int) -> list[Resize]:
 def parse_lateness(text: str) -> str:
     """Check ``--lateness`` and return it in one spelling."""
     try:
-        return format_duration(1_000 * milliseconds(parse_duration(text, "--lateness", allow_zero=True), "--lateness"))
+        return format_duration(1_000 * lateness_ms(text, "--lateness"))
     except ConfigError as error:
         raise UsageError(str(error)) from error
 

@@ -54,8 +54,8 @@ def state(
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="Checkpoint location of a streaming query, or the folder given as checkpoint= (FOLDER/. for that alone); "
-            "a path or URL.",
+            help="Checkpoint location of a streaming query, or the folder given as checkpoint= (FOLDER/. for that"
+            " alone); a path or URL.",
             show_default=False,
         ),
     ],

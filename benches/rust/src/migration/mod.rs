@@ -49,6 +49,9 @@ struct Setup {
     shipping: Shipping,
 }
 
+/// The course of those who start again, by what came of those before and when their clock began.
+type Again<'a> = dyn Fn(&[Driven], Instant) -> Course + 'a;
+
 /// How state is shipped; see [`Course`].
 #[derive(Clone, Copy, Debug)]
 struct Shipping {
@@ -317,7 +320,7 @@ impl Setup {
         self,
         course: &Course,
         bins: Vec<Bins>,
-        again: Option<&dyn Fn(&[Driven], Instant) -> Course>,
+        again: Option<&Again<'_>>,
     ) -> (Vec<Driven>, Option<(Vec<Driven>, f64)>) {
         if self.tcp {
             let folder = again.map(|_| Folder::new());
@@ -423,13 +426,11 @@ impl Setup {
 
 /// What threads have, encoded by each at the same time, and taken in by those that have it in the other routing.
 fn restarted(domain: Domain, bins: Vec<Bins>, watch: &mut Watch) -> Vec<Bins> {
-    let all = |work: Vec<Box<dyn FnOnce() -> Vec<(u32, Vec<u8>)> + Send>>| -> Vec<(u32, Vec<u8>)> {
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = work.into_iter().map(|work| scope.spawn(work)).collect();
-            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
-        })
-    };
-    let chunks = all(bins.into_iter().map(|bins| Box::new(move || encoded(bins).collect()) as Box<_>).collect());
+    let chunks: Vec<(u32, Vec<u8>)> = std::thread::scope(|scope| {
+        let threads = bins.into_iter().map(|bins| scope.spawn(move || encoded(bins).collect::<Vec<_>>()));
+        let threads: Vec<_> = threads.collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+    });
     watch.look(true);
     let moved = domain.moved();
     let taken = std::thread::scope(|scope| {
