@@ -428,19 +428,6 @@ def test_a_migration_that_is_not_above_rest_has_no_ratio(tmp_path: Path) -> None
         record.read(tmp_path, "migration")
 
 
-def test_migrations_of_an_older_version_are_told_as_what_they_are(tmp_path: Path) -> None:
-    """What is at the floor has no ratio; what rest alone takes is not judged; the page says how they were taken."""
-    lines = [_migration("ms more", 0.05), _migration("ms more", 2.0), _migration("ms more", 2.0, rest_p999_ms=1.0)]
-    lines.append(_migration("ms more", 2.0, rest_p999_ms=1.0, of_allowed=2.0))
-    record.write(tmp_path, "migration", lines)
-    floor, above, lost, missed = record.read(tmp_path, "migration")
-    assert floor["ratio"] is None and floor["conditions"]["no_ratio"] == "not above rest"
-    assert above["ratio"] == 20.0 and above["conditions"]["of_allowed"] == 0.02
-    assert [verdict for _, verdict in targets.judge(lost)] == ["not measured"]
-    assert [verdict for _, verdict in targets.judge(missed)] == ["missed"]
-    assert "figures of an older version: latency more than at rest" in (tmp_path / "README.md").read_text()
-
-
 def _drawn(name: str) -> list[Line]:
     """Lines as the bench of a curve gives them."""
     two = [(workers, kind) for workers in (1, 2) for kind in ("fixed", "adaptive")]

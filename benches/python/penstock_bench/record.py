@@ -56,11 +56,6 @@ is better by that factor, for times as for rates; it is the quotient of the medi
 the single pairs. Where ours cannot be told from what there is anyway, there is no ratio but a word on why.
 """
 
-#: Milliseconds that a migration may add where rest takes less, by strategy; in lines that do not say it themselves.
-_ALLOWED_MS = {"all-at-once": 10.0, "batched": 5.0, "fluid": 1.0}
-#: What such lines say for a figure that was below it.
-_FLOOR_MS = 0.05
-
 
 def read(folder: Path, bench: str) -> list[Line]:
     """The recorded results of a bench; empty when there are none.
@@ -92,30 +87,13 @@ def _as_known_today(line: Line) -> Line:
 
     What idle workers use was read when they had ended, and was 0 for that.
     The two sides of `rescale` have always run one after the other, and made no pairs.
-    Migrations were recorded by what they add to the latency at rest, at least `_FLOOR_MS`, which is no figure to make a
-    ratio of; and they were judged where rest alone takes what they may add, and more than what they did.
     """
     if line["name"] == "empty-epoch" and line["conditions"].get("idle_cpu_percent") == 0:
         return line | {"conditions": {k: v for k, v in line["conditions"].items() if k != "idle_cpu_percent"}}
     if line["name"] == "rescale" and "vs Spark" in line["case"]:
         told = {"sides": ONE_AFTER_THE_OTHER, "paired_ratio": None, "paired_ratio_range": None}
         return line | {"conditions": line["conditions"] | told}
-    if line["name"] != "migration" or line["unit"] != "ms more":
-        return line
-    conditions = line["conditions"] | {
-        "figures": (
-            f"of an older version: latency more than at rest, {_FLOOR_MS} ms where it is less; of the peer too"
-            " little, as part of its pause was taken for rest"
-        )
-    }
-    rest = conditions.get("rest_p999_ms", 0.0)
-    is_missed = conditions.get("of_allowed", 0.0) > 1 and line["ours"] > rest
-    if rest >= _ALLOWED_MS.get(conditions.get("strategy", ""), 0.0) and not is_missed:
-        conditions.pop("of_allowed", None)
-    if line["ours"] > _FLOOR_MS:
-        return line | {"conditions": conditions}
-    nothing = {"no_ratio": "not above rest", "paired_ratio": None, "paired_ratio_range": None}
-    return line | {"ratio": None, "conditions": conditions | nothing}
+    return line
 
 
 def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:

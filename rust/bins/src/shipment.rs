@@ -9,10 +9,9 @@
 //! A bin stays in the table until its End is sent, out of service from the beginning: so it does not change while other bins are worked on; and
 //! whatever ends the worker, the bin is deposited like any other.
 //!
-//! Measured: greatest latency of rows, ms, while 64 of 2^8 bins go over TCP at once, 2^23 keys, half of the rows in 4 of those bins; median of three interleaved
-//! runs on two cores that others kept busy. With 1 MiB under way, rows of bins that stay: 634 when all rows wait for all bins, 113 when bins are in service one by one,
-//! 216 when those go first that rows wait for; of the four bins 634, 606, 295; of the others that move 634, 605, 699. With 8 MiB the runs differed by more than the ways did: one run of F
-//! encoded what there was room for, and its worker did nothing else meanwhile. So now a run encodes a portion (not measured again).
+//! Measured (`penstock bench hot-first`): greatest latency of rows, ms, while 64 of 2^8 bins go over TCP at once to another process, 2^23 keys, half of the rows in
+//! 4 of those bins, 1 MiB under way, two quiet cores: of the four bins 85 where they are asked for and 221 in the order of the control, of bins that stay as long either
+//! way. A run encodes a portion, and its worker does something else meanwhile.
 //!
 //! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk, which goes in pieces of at most the
 //! budget.
