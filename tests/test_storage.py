@@ -124,19 +124,32 @@ def test_what_cannot_go_keeps_nothing_else(tmp_path: Path, kind: str) -> None:
 
 def test_kinds_go_one_after_the_other_and_names_are_drawn_as_they_go(tmp_path: Path) -> None:
     """So that no manifest names what is gone, and whoever draws may end it."""
-    storage = objects(tmp_path)
+    local = LocalFileSystem()
+    left: list[int] = []
+
+    class Watching:
+        """Sees what manifests are there when other files go."""
+
+        def delete_file(self, path: str) -> None:
+            if "/data-" in path:
+                left.append(len(list(tmp_path.glob("manifest-*"))))
+            local.delete_file(path)
+
+    storage = _storage._Objects("s3://x", cast(Any, Watching()), str(tmp_path))
     names = [f"{kind}-{number}" for kind in ("manifest", "data") for number in range(30)]
     for name in names:
-        storage.write(name, [b"x"])
-
-    def drawn() -> Iterator[str]:
-        for name in names[:45]:
-            if name.startswith("data"):
-                assert not list(tmp_path.glob("manifest-*"))
-            yield name
-
-    storage.delete(drawn())
+        (tmp_path / name).touch()
+    storage.delete(iter(names[:45]))
+    assert left == [0] * 15
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[45:])
+
+    def fails() -> Iterator[str]:
+        yield names[45]
+        raise KeyError("no more names")
+
+    with pytest.raises(KeyError, match="no more names"):
+        storage.delete(fails())
+    assert not (tmp_path / names[45]).exists()
 
 
 def test_the_second_creator_of_a_name_is_told(storage: Storage) -> None:

@@ -354,9 +354,13 @@ def _each(act: Callable[[str], None], names: Iterable[str], at_once: int) -> Non
 
         def draw() -> None:
             while True:
-                with left:
-                    name = next(drawn, None)
-                if name is None:
+                try:
+                    with left:
+                        name = next(drawn)
+                except StopIteration:
+                    return
+                except Exception as error:
+                    errors.append(error)
                     return
                 one(name)
 
