@@ -71,7 +71,6 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
             socket_garbage(address)
         query = runs.rest(engine, sink=sink)
         # It may be grouped anew just then, with the member that took the place of the one that died.
-        wait_for(lambda: any(found.running for found in engine._queries.all()), what="the query runs")
         engine.migrate(to=[0] * 16).wait(60)
         engine.rescale(3).wait(60)
         wait_for(lambda: of(read(str(address)), "penstock_members_replaced_total") == [1.0])

@@ -285,8 +285,9 @@ impl Engine {
 
     /// Takes up the moves of all these queries, or of none.
     fn migrate(&mut self, moves: Vec<Moving>, cut: Cut, out: &mut Vec<Effect>) {
+        let alone = moves.len() == 1;
         let wrong = |one: &Moving| match self.queries.get(&one.query) {
-            Some(query) => query.refuses(&one.wish, cut),
+            Some(query) => query.refuses(&one.wish, cut, alone),
             None => Some(EngineError::NotRunning("has not begun")),
         };
         if let Some((at, error)) = moves.iter().enumerate().find_map(|(at, one)| Some((at, wrong(one)?))) {

@@ -429,8 +429,8 @@ impl Contents {
     ///
     /// # Errors
     /// The name of one of that batch that cannot be read, unless it is of an older generation than one that can: taking an older attempt
-    /// instead could take one that was not committed. Nor does one matter that is of the generation that serves, and as final as that: it is
-    /// what a try left behind to write the same.
+    /// instead could take one that was not committed. Nor does one matter that is of the generation that serves, and no more final than that: it
+    /// is what a try left behind to write the same, or what came before the end.
     pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
         self.best(batch, true)
     }
@@ -468,7 +468,7 @@ impl Contents {
         }
         let serves = best.map(|best| (best.generation, best.finished));
         let hides = |(generation, finished): (u64, bool)| {
-            serves.is_none_or(|serves| serves.0 < generation || (serves.0 == generation && serves.1 != finished))
+            serves.is_none_or(|serves| serves.0 < generation || (serves.0 == generation && finished && !serves.1))
         };
         let hiding = unreadable.into_iter().filter(|one| hides((one.0, one.1))).max_by_key(|one| one.0);
         match hiding {
@@ -624,6 +624,10 @@ mod tests {
         let end = Manifest { finished: true, ..manifest(4, 2, 12) }.name();
         contents.manifests.push((end.clone(), Err(FormatError::Foreign)));
         assert_eq!(contents.serving(4), Err((end, FormatError::Foreign)), "the input may have ended");
+        contents.manifests.pop();
+        let ended = Manifest { finished: true, ..manifest(4, 2, 12) };
+        contents.manifests.push(named(&ended));
+        assert_eq!(contents.serving(4), Ok(Some(&ended)), "that of the batch before the end was tried twice");
         contents.manifests.pop();
         let damaged = manifest(4, 2, 13).name();
         contents.manifests.push((damaged.clone(), Err(FormatError::Foreign)));

@@ -126,6 +126,7 @@ impl Query {
     pub(super) fn fail(&mut self, error: EngineError, view: &mut View<'_>) {
         let Some(call) = self.call.take() else { return };
         self.forget_questions();
+        self.taken = None;
         // Nothing was asked of the workers before the release, and nothing is under way behind it.
         if !matches!(call.phase, Phase::Claiming | Phase::Serving(_) | Phase::Feeding { .. } | Phase::FeedFailed { .. })
             && self.status == Status::Running
@@ -135,6 +136,8 @@ impl Query {
         if matches!(error, EngineError::Fenced { .. } | EngineError::StateLost { .. }) {
             self.lose(&error, view);
         }
+        // What waited for a generation that has not begun is told so.
+        self.next_turn(view);
         if call.what == What::Regroup {
             self.ungrouped = true;
             return self.go_on(view);

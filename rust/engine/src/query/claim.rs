@@ -139,11 +139,13 @@ impl Query {
             }
             _ => {}
         }
-        if behind && self.claim.is_some() {
+        let waits = self.frozen.as_ref().is_some_and(|frozen| !frozen.returned) && !again;
+        // Another engine has done the batch that failed here, and Spark has committed it: nobody asks for it again.
+        let elsewhere = durable && waits && committed >= at.epoch;
+        if (behind && self.claim.is_some()) || elsewhere {
             self.start_over(view);
         }
-        let waits = self.frozen.as_ref().is_some_and(|frozen| !frozen.returned);
-        if (waits && !again) || (durable && committed != known) {
+        if (waits && !elsewhere) || (durable && committed != known) {
             return self.fail(EngineError::Uncommitted { epoch: epoch - 1 }, view);
         }
         (self.rests, self.ungrouped) = (false, false);
@@ -299,9 +301,23 @@ impl Query {
     pub(super) fn read(&mut self, contents: &Contents, view: &mut View<'_>) {
         let Some(call) = &self.call else { return };
         let (what, epoch) = (call.what, call.epoch);
+        let taken = self.taken.take();
+        let by = contents.newest_claim();
+        if let Some(claim) = taken.as_ref().map(|taken| taken.number).filter(|claim| *claim < by) {
+            return self.fail(EngineError::Fenced { claim, by }, view);
+        }
+        let ends = contents.manifests.iter().filter_map(|(_, read)| read.as_ref().ok()).find(|one| one.finished);
+        if let Some(end) = ends.filter(|end| taken.is_some() && what == What::Batch && end.batch >= epoch) {
+            return self.fail(EngineError::Finished { after: end.batch, asked: epoch }, view);
+        }
         match self.restore_point(contents, epoch, what, view) {
+            Ok(Some(from)) if taken.as_ref().is_some_and(|taken| taken.from == from) => {
+                self.claim = taken;
+                self.go(view);
+            }
             Ok(Some(from)) => {
                 let setup = view.setup;
+                self.displaces = taken.is_none() && contents.held;
                 // In a checkpoint that was put back claims are older than those this engine has made: no generation comes twice.
                 let newest = contents.newest_claim().max(self.stamp.generation >> CLAIM_BITS);
                 let (number, nonce, registry) = (newest + 1, setup.nonce, setup.registry.clone());
@@ -395,6 +411,11 @@ impl Query {
             };
         }
         self.stamp.generation = claim.number << CLAIM_BITS;
+        if std::mem::take(&mut self.displaces) {
+            // Whoever served until then may have come further since the checkpoint was read, and comes no further now.
+            self.taken = Some(claim);
+            return self.read_checkpoint(1, view);
+        }
         self.claim = Some(claim);
         self.go(view);
     }

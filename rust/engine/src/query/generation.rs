@@ -313,6 +313,7 @@ impl Query {
             };
         }
         self.even_out(view);
+        self.next_turn(view);
         match what {
             What::Batch | What::Finish => self.feed(view),
             What::Regroup => self.complete(view),

@@ -232,6 +232,9 @@ pub(crate) struct Query {
     status: Status,
     /// Ours, once made.
     claim: Option<Claim>,
+    /// Whether the claim that is being made displaces an engine that answers; and that claim once made, until the checkpoint was read again.
+    displaces: bool,
+    taken: Option<Claim>,
     stamp: Stamp,
     members: Vec<MemberId>,
     /// Workers of each member.
@@ -308,6 +311,8 @@ impl Query {
             program,
             status: Status::Fresh,
             claim: None,
+            displaces: false,
+            taken: None,
             stamp: Stamp { generation: floor, membership: 0 },
             members: Vec::new(),
             threads: 1,

@@ -1,10 +1,11 @@
 //! Moving, splitting and merging ranges, changing the set of members between two batches, and keeping what is durable small.
 //!
-//! What is split or merged waits for its turn like what moves, and is checked when it is asked for against what there will be then. Parts that are
-//! merged come together first, as steps of the same turn. What is prepared for an epoch takes no turn: where it names a range that is being split, or
-//! takes parts apart that are being merged, the workers refuse the later of the two, by name, and nothing of it takes place. A prepared one of several
-//! steps may end after what was split or merged between two of them: what it has moved before is by then parts, or part of something. Or after a later one
-//! that has moved the same: so an answer says when each step took place.
+//! What is asked for while a generation is being begun waits for its beginning. What is split or merged waits for its turn like what moves, and is
+//! checked when it is asked for against what there will be then. Parts that are merged come together first, as steps of the same turn. What is
+//! prepared for an epoch takes no turn: where it names a range that is being split, or takes parts apart that are being merged, the workers refuse
+//! the later of the two, by name, and nothing of it takes place. A prepared one of several steps may end after what was split or merged between two
+//! of them: what it has moved before is by then parts, or part of something. Or after a later one that has moved the same: so an answer says when
+//! each step took place.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
 //! committed: before that the originals that undo the batch are needed. A durable query that nobody asks for a batch gives up what members hold when
@@ -29,18 +30,19 @@ use crate::roster::Roster;
 impl Query {
     // Migrations
 
-    /// What is wrong with a migration whatever moves before it.
-    pub(crate) fn refuses(&self, wish: &Wish, cut: Cut) -> Option<EngineError> {
-        let planned = match &self.expected() {
-            _ if self.status != Status::Running => Err(EngineError::NotRunning(self.status.told())),
-            None => self.plan(wish, cut.strategy).map(drop),
-            Some(layout) => match wish {
-                Wish::Recut(_) if cut.at_epoch.is_some() => {
-                    Err(refused("what is split or merged takes effect between two epochs: it is prepared for none"))
-                }
-                Wish::Recut(recut) => self.together(recut, layout).map(drop),
-                _ => self.targets(wish, layout).map(drop),
-            },
+    /// What is wrong with a migration whatever moves before it; of one that is not `alone` nothing may be left to find out.
+    pub(crate) fn refuses(&self, wish: &Wish, cut: Cut, alone: bool) -> Option<EngineError> {
+        let waits = alone && self.begins();
+        let planned = match (self.expected(), wish) {
+            _ if self.status != Status::Running && !waits => Err(EngineError::NotRunning(self.status.told())),
+            (_, Wish::Recut(_)) if cut.at_epoch.is_some() => {
+                Err(refused("what is split or merged takes effect between two epochs: it is prepared for none"))
+            }
+            // Whom it can go to is known when they have begun.
+            _ if waits => Ok(()),
+            (None, _) => self.plan(wish, cut.strategy).map(drop),
+            (Some(layout), Wish::Recut(recut)) => self.together(recut, &layout).map(drop),
+            (Some(layout), _) => self.targets(wish, &layout).map(drop),
         };
         if let Err(error) = planned.and_then(|()| self.strategic(cut.strategy)) {
             return Some(error);
@@ -82,9 +84,14 @@ impl Query {
         }
     }
 
-    /// Begins the next migration that has something to move, when none is under way.
-    fn next_turn(&mut self, view: &mut View<'_>) {
-        while !self.moves() {
+    /// Whether a generation is being begun: what is asked for meanwhile takes its turn then.
+    fn begins(&self) -> bool {
+        self.status == Status::Broken && self.call.is_some()
+    }
+
+    /// Begins the next migration that has something to move, when none is under way; refuses all where none can be.
+    pub(super) fn next_turn(&mut self, view: &mut View<'_>) {
+        while !self.moves() && !self.begins() {
             let Some(at) = self.turns.iter().position(|turn| turn.cut.at_epoch.is_none()) else { return };
             let Some(turn) = self.turns.remove(at) else { return };
             self.begin(turn, view);

@@ -306,6 +306,54 @@ fn migrations_take_turns_and_are_planned_when_theirs_comes() {
     assert_eq!(cut.len(), 2);
 }
 
+/// A generation that is being begun is over within moments: nobody need know of it, and of those who come with it.
+#[test]
+fn a_migration_waits_for_workers_that_begin() {
+    let growing = || {
+        let mut script = Script::new(1);
+        script.batch(0);
+        script.hear(Event::Rescale { handle: 1, workers: 2, free: 1 });
+        script.hear(Event::MemberUp { slot: 1, member: MemberId(2), executor: "executor 1".into(), executors: 2 });
+        script.hold = vec!["Stop"];
+        script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+        assert_eq!(script.held.len(), 1, "{:?}", script.done);
+        script.migrate(2, Wish::To(vec![1; 4]), 4);
+        script.migrate(3, Wish::To(vec![2; 4]), 4);
+        script.migrate(4, Wish::Recut(Recut::Split { ranges: vec![Range::new(0, 2).unwrap()], by: 1 }), 4);
+        script.migrate(5, Wish::Even, 4);
+        script.hear(Event::CancelMigration { handle: 5 });
+        assert_eq!(script.moved(), [(5, Ok(0))].into());
+        script
+    };
+    let mut script = growing();
+    script.prepare(&[(6, QUERY, Wish::Even), (7, "other", Wish::Even)], 4, None);
+    let told = script.moved();
+    assert!(told[&6].as_ref().unwrap_err().contains("goes back to its last completed epoch"), "all or none: {told:?}");
+    script.hold = vec!["Start"];
+    script.let_go();
+    assert_eq!(script.held.len(), 2, "{:?}", script.done);
+    script.hold.clear();
+    script.let_go();
+    script.let_go();
+    let told = script.moved();
+    let no_worker = "there is no worker 2: the query has workers 0 to 1".to_owned();
+    assert_eq!(told, [(2, Ok(1)), (3, Err(no_worker)), (4, Ok(1))].into());
+    assert_eq!(script.owners(), [1; 5]);
+    assert!(completes(&script.batch(1), 1));
+    // Where they cannot begin, nothing moves, and whoever asked is told.
+    let mut script = growing();
+    script.hold = vec!["Start"];
+    script.let_go();
+    script.fail(0, Kind::User, "a typo");
+    let told = script.moved();
+    assert_eq!(told.keys().copied().collect::<Vec<_>>(), [2, 3, 4]);
+    assert!(told.values().all(|outcome| outcome.as_ref().unwrap_err().contains("a typo")), "{told:?}");
+    // Nor where the workers are not asked again, and nobody is said to have failed.
+    let mut script = growing();
+    script.hear(Event::Drop { query: QUERY.into() });
+    assert_eq!(script.moved().keys().copied().collect::<Vec<_>>(), [2, 3, 4]);
+}
+
 #[test]
 fn how_steps_follow_one_another_is_handed_on() {
     let mut script = Script::new(2);
@@ -1430,6 +1478,64 @@ fn a_query_is_not_finished_without_a_batch_that_another_engine_has_shown() {
     refused(&script.finish(Some(0)));
     assert!(completes(&script.batch(1), 1));
     assert!(completes(&script.finish(Some(1)), 2));
+}
+
+/// Two programs on one checkpoint: nobody will ask this one for that batch again.
+#[test]
+fn a_query_is_finished_behind_a_batch_that_failed_here_and_was_done_elsewhere() {
+    let mut script = Script::durable(1);
+    assert!(completes(&script.batch(0), 0));
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    let Some(Effect::Sink { ticket, .. }) = script.sinks.last().cloned() else { panic!("it was called") };
+    script.hear(Event::Sunk { ticket, outcome: Err(Failure::new(Kind::User, "a typo")) });
+    script.hold.clear();
+    let mut other = Script::durable(1);
+    other.store.clone_from(&script.store);
+    assert!(completes(&other.batch(1), 1));
+    script.store = other.store;
+    let done = script.finish(Some(1));
+    assert!(completes(&done, 2), "{done:?}");
+    let asked = requests(&done);
+    assert!(asked.contains(&"Load".to_owned()) && asked.contains(&"Release".to_owned()), "{asked:?}");
+}
+
+/// Whoever is displaced may come further until it notices.
+#[test]
+fn a_checkpoint_that_is_taken_over_is_read_again_once_it_is() {
+    for last in [0, 1] {
+        let mut displaced = Script::durable(1);
+        assert!(completes(&displaced.batch(0), 0));
+        let mut script = Script::with(Setup { workers: 1, bits: 2, takeover: true, nonce: 9, ..Setup::default() });
+        (script.program.durable, script.hold) = (true, vec!["CreateClaim"]);
+        script.open();
+        script.store.clone_from(&displaced.store);
+        script.store.as_mut().expect("just set").held = true;
+        let done = script.batch(1);
+        let claim = done.last().cloned().expect("it is claimed");
+        assert!(matches!(claim, Effect::CreateClaim { .. }), "{done:?}");
+        for epoch in 1..=last {
+            assert!(completes(&displaced.batch(epoch), epoch));
+        }
+        assert!(completes(&displaced.finish(Some(last)), last + 1));
+        script.store = displaced.store;
+        script.hold.clear();
+        script.keep(claim);
+        assert_eq!(script.errors(), [EngineError::Finished { after: last, asked: 1 }]);
+        assert!(script.sinks.is_empty(), "its rows, and the end, have come out");
+    }
+    // Where it came no further, what was read serves, and the claim is that which was made.
+    let mut displaced = Script::durable(1);
+    assert!(completes(&displaced.batch(0), 0));
+    let mut script = Script::with(Setup { workers: 1, bits: 2, takeover: true, nonce: 9, ..Setup::default() });
+    script.program.durable = true;
+    script.open();
+    script.store = displaced.store;
+    script.store.as_mut().expect("just set").held = true;
+    let done = script.batch(1);
+    assert!(completes(&done, 1), "{done:?}");
+    let claims = done.iter().filter(|effect| matches!(effect, Effect::CreateClaim { .. }));
+    assert_eq!(claims.count(), 1);
 }
 
 #[test]

@@ -232,6 +232,19 @@ impl World {
         });
     }
 
+    /// Before a finished query is asked for its results again: what is not all there has to be given again.
+    pub fn look_for_results(&mut self, driver: usize, epoch: u64) {
+        // Members may have left with results, or nobody hears them.
+        let mine = self.processes.values().filter(|one| one.driver == driver && !one.silent);
+        let there: usize =
+            mine.filter_map(|one| one.outputs.get(&epoch)).flat_map(|one| one.values()).map(Vec::len).sum();
+        let given = self.spark.sink.get(&epoch).map_or(0, Vec::len);
+        if self.spark.ended_by == Some(driver) && there < given {
+            self.spark.sink.remove(&epoch);
+            self.spark.ends_again = true;
+        }
+    }
+
     /// A member dies with results of the final epoch, before the user has read them and asks for them again.
     fn lose_results(&mut self, run: usize, epoch: u64) {
         let has = |one: &super::hosts::Process| {
@@ -247,15 +260,10 @@ impl World {
             if !world.drivers[driver].alive {
                 return world.end(None);
             }
-            // Others may have left with results, too: what is not all there has to be given again.
-            let mine = world.processes.values().filter(|one| one.driver == driver);
-            let there: usize =
-                mine.filter_map(|one| one.outputs.get(&epoch)).flat_map(|one| one.values()).map(Vec::len).sum();
-            let given = world.spark.sink.get(&epoch).map_or(0, Vec::len);
-            if world.spark.ended_by == Some(driver) && there < given {
-                world.spark.sink.remove(&epoch);
-                world.spark.ends_again = true;
+            if world.spark.runs.iter().any(|run| run.driver == driver && run.call.is_some()) {
+                return; // the query was started again, and is ended so
             }
+            world.look_for_results(driver, epoch);
             let committed = world.spark.commits.checked_sub(1);
             let clock_ms = 1_000_000 + world.now as i64;
             world.spark.runs[run].alive = true;

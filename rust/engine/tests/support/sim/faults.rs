@@ -175,7 +175,7 @@ impl World {
             }
             Fault::Drop => {
                 let Some(driver) = self.live_driver() else { return };
-                if self.spark.runs.iter().any(|run| run.alive && run.driver == driver) {
+                if self.spark.runs.iter().find(|run| run.alive).is_some_and(|run| run.driver == driver) {
                     self.stop_run();
                     self.hear(driver, Event::Drop { query: QUERY.into() });
                 }
@@ -219,6 +219,8 @@ impl World {
             Fault::PlanAnew => self.spark.anew += 1,
             Fault::StoreDown(time) => self.storage.down_until = self.now + time,
             Fault::Stop => self.stop_run(),
+            // What becomes of an end whose results are lost is looked at elsewhere.
+            Fault::Edit if self.spark.finished => {}
             Fault::Edit => self.edit_run(),
             Fault::Copy => self.copy_checkpoint(),
             Fault::PutBack => self.put_back(),

@@ -53,6 +53,8 @@ pub struct Spark {
     pub ends_again: bool,
     /// The driver whose engine has run the final epoch.
     pub ended_by: Option<usize>,
+    /// Whether the end of the input failed when another engine took over: its manifest may be there.
+    half_finished: bool,
     /// Sinks that raise from now on, and tasks that die.
     pub bad_sinks: u32,
     pub bad_tasks: u32,
@@ -72,7 +74,7 @@ impl World {
     /// The user starts the query from its checkpoint.
     pub fn spark_starts(&mut self, driver: usize) {
         // Another program is told that the query has ended, and how to have the end again.
-        self.spark.ends_again &= self.spark.runs.last().is_some_and(|last| last.driver == driver);
+        self.spark.ends_again &= self.spark.ended_by == Some(driver);
         self.spark.runs.push(Run { driver, alive: true, next: self.spark.commits, call: None, job: 0 });
         let run = self.spark.runs.len() - 1;
         // A user may edit functions before starting again.
@@ -117,6 +119,9 @@ impl World {
         let wall = 1_000_000 + self.now as i64;
         self.spark.runs[run].job += 1;
         if epoch == self.scenario.batches {
+            if self.spark.finished {
+                self.look_for_results(driver, epoch);
+            }
             self.spark.runs[run].call = Some((epoch, true));
             self.reached("finish called");
             return self.hear(driver, Event::Finish { query: QUERY.into(), clock_ms: wall, committed });
@@ -155,6 +160,7 @@ impl World {
         };
         let (called, finish) = self.spark.runs[at].call.take().expect("just found");
         self.spark.runs[at].job += 1;
+        self.spark.half_finished |= finish && matches!(error, Some(EngineError::Fenced { .. }));
         if matches!(error, Some(EngineError::Closed)) {
             self.spark.runs[at].alive = false;
             return;
@@ -261,7 +267,7 @@ impl World {
         self.tell_commit(self.spark.runs[run].driver);
         match &error {
             EngineError::Held { .. } | EngineError::Fenced { .. } if others => return,
-            EngineError::Finished { .. } if self.spark.finished => return self.end(None),
+            EngineError::Finished { .. } if self.spark.finished || self.spark.half_finished => return self.end(None),
             EngineError::StateLost { .. } if !self.scenario.durable && self.times("crash") > 0 => {
                 return self.end(Some(error));
             }

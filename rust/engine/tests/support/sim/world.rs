@@ -320,7 +320,8 @@ impl World {
             }
             Effect::RetireResident { slot } => {
                 self.drivers[driver].slots.remove(&slot);
-                let found = self.processes.iter().find(|(_, one)| one.driver == driver && one.slot == slot);
+                // One before it may hang, or not have heard that it is given up.
+                let found = self.processes.iter().rfind(|(_, one)| one.driver == driver && one.slot == slot);
                 if let Some((member, drains)) = found.map(|(member, one)| (*member, one.drains)) {
                     if drains {
                         self.reached("drained");
@@ -403,7 +404,13 @@ impl World {
             Effect::Complete { epoch, .. } => self.call_returns(driver, epoch, None),
             Effect::Fail { epoch, error, .. } => self.call_returns(driver, epoch, Some(error)),
             Effect::Moving { .. } => self.reached("moving"),
-            Effect::Dropped { outcome, .. } => self.reached(if outcome.is_ok() { "dropped" } else { "not dropped" }),
+            Effect::Dropped { outcome, .. } => {
+                if outcome.is_ok() {
+                    // As another engine it is told then that the query has ended, and how to have the end again.
+                    (self.spark.ended_by, self.spark.ends_again) = (None, false);
+                }
+                self.reached(if outcome.is_ok() { "dropped" } else { "not dropped" });
+            }
             Effect::Moved { handle, outcome } => {
                 self.drivers[driver].handles.insert(handle, true);
                 self.reached(if outcome.is_ok() { "moved" } else { "cut off" });
