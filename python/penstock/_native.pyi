@@ -88,6 +88,9 @@ def graph_pattern(text: str) -> tuple[list[str], list[str]]:
         With ``place``, a character of the text.
     """
 
+def pause_at_end() -> None:
+    """For loops that wait: keep a thread here for good once another one ends the interpreter."""
+
 def version() -> str:
     """Version of penstock, as in the package metadata."""
 

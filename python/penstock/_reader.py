@@ -82,7 +82,10 @@ class Reader:
 
     def wait(self) -> None:
         """Wait until there is something to take, or the end."""
+        from penstock._native import pause_at_end
+
         while not self.listen(self._ring):
+            pause_at_end()
             # A signal that comes just before the wait does not end it: handlers get their turn now and then.
             with contextlib.suppress(queue.Empty):
                 self._bell.get(timeout=_TICK)

@@ -80,9 +80,12 @@ class Aside(Generic[T]):
 
     def wait(self, limit_s: float | None = None) -> T:
         """What the work returned, or raised; `TimeoutError` where it goes on for longer than a limit."""
+        from penstock._native import pause_at_end
+
         self.start()
         limit = None if limit_s is None else time.monotonic() + limit_s
         while not self.ended:
+            pause_at_end()
             if self._gate.acquire(timeout=0.1):
                 self._gate.release()
             elif limit is not None and time.monotonic() >= limit:

@@ -78,22 +78,34 @@ pub fn text<'a>(ends: &[u64], bytes: &'a [u8], node: u32) -> &'a [u8] {
 /// Numbers of all relations to dense numbers.
 pub(crate) struct Ranks {
     pub(crate) sorted: Vec<u64>,
-    /// Rank by number, where the numbers are small enough for a table.
-    table: Vec<u32>,
+    /// All numbers up to the greatest, where they are close enough.
+    words: Vec<Word>,
+}
+
+/// Sixty-four numbers that follow one another: which of them there are, and how many before them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Word {
+    bits: u64,
+    before: u32,
 }
 
 impl Ranks {
     pub(crate) fn new(numbers: impl Iterator<Item = u64> + Clone) -> Result<Self, GraphError> {
         let (count, greatest) = numbers.clone().fold((0_u64, 0), |(n, max), id| (n + 1, u64::max(max, id)));
-        if greatest / 8 <= count {
-            let mut table = vec![0_u32; if count == 0 { 0 } else { greatest as usize + 1 }];
-            numbers.for_each(|id| table[id as usize] = 1);
-            let mut sorted = Vec::new();
-            for (id, rank) in table.iter_mut().enumerate().filter(|(_, rank)| **rank == 1) {
-                *rank = u32::try_from(sorted.len()).map_err(|_| too_many(sorted.len()))?;
-                sorted.push(id as u64);
+        // Sixteen bytes for 64 numbers: eight for each that is given at most.
+        if greatest / 32 <= count {
+            let mut words = vec![Word::default(); if count == 0 { 0 } else { greatest as usize / 64 + 1 }];
+            numbers.for_each(|id| words[id as usize / 64].bits |= 1 << (id % 64));
+            let nodes = words.iter().map(|word| u64::from(word.bits.count_ones())).sum::<u64>();
+            if nodes > MOST_NODES {
+                return Err(too_many(nodes as usize));
             }
-            return Ok(Self { sorted, table });
+            let mut sorted = Vec::with_capacity(nodes as usize);
+            for (at, word) in (0..).zip(&mut words) {
+                word.before = sorted.len() as u32;
+                sorted.extend((0..64).filter(|bit| word.bits >> bit & 1 == 1).map(|bit| at * 64 + bit));
+            }
+            return Ok(Self { sorted, words });
         }
         let mut sorted = numbers.collect::<Vec<_>>();
         sorted.sort_unstable();
@@ -102,13 +114,16 @@ impl Ranks {
         if sorted.len() as u64 > MOST_NODES {
             return Err(too_many(sorted.len()));
         }
-        Ok(Self { sorted, table: Vec::new() })
+        Ok(Self { sorted, words: Vec::new() })
     }
 
     /// The rank of a number that was among those given.
     pub(crate) fn of(&self, number: u64) -> u32 {
-        match self.table.is_empty() {
-            false => self.table[number as usize],
+        match self.words.is_empty() {
+            false => {
+                let Word { bits, before } = self.words[number as usize / 64];
+                before + (bits & ((1 << (number % 64)) - 1)).count_ones()
+            }
             true => self.sorted.binary_search(&number).expect("every number was given") as u32,
         }
     }
@@ -153,5 +168,24 @@ impl Texts {
             ends.push(bytes.len() as u64);
         }
         (Domain::Texts { ends: ends.into(), bytes: bytes.into() }, ranks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_ranks_however_far_apart_they_are() {
+        for step in [1, 3, 31, 32, 33, 63, 64, 65, 1_000, 1 << 40] {
+            let numbers: Vec<u64> = (0..200).rev().flat_map(|at| [at * step, at * step]).collect();
+            let ranks = Ranks::new(numbers.iter().copied()).unwrap();
+            let sorted: Vec<u64> = (0..200).map(|at| at * step).collect();
+            assert_eq!(ranks.sorted, sorted, "step {step}");
+            assert!((0..).zip(&sorted).all(|(rank, number)| ranks.of(*number) == rank), "step {step}");
+        }
+        assert!(Ranks::new(std::iter::empty()).unwrap().sorted.is_empty());
+        let ends = Ranks::new([u64::MAX, 0].into_iter()).unwrap();
+        assert_eq!((ends.of(0), ends.of(u64::MAX)), (0, 1));
     }
 }

@@ -145,6 +145,13 @@ impl EdgeText {
             if digit > 9 { None } else { number.checked_mul(10)?.checked_add(u64::from(digit)) }
         });
         digits.ok_or_else(|| {
+            if let Some(rest) = word.strip_prefix(b"-")
+                && !rest.is_empty()
+                && rest.iter().all(u8::is_ascii_digit)
+            {
+                let advice = "numbers in files are 0 or more; give an Arrow table of them instead";
+                return self.wrong(self.line, format!("node {:?} is negative: {advice}", shown(word)));
+            }
             let problem = if word.iter().all(u8::is_ascii_digit) { "does not fit in 64 bits" } else { "is no number" };
             self.wrong(
                 self.line,
@@ -211,7 +218,7 @@ mod tests {
             ("1 2\n3 x\n", "g.txt, line 2: node \"x\" is no number"),
             ("1 2\r\n3 4\r\n3 x\r\n", "g.txt, line 3: node \"x\" is no number"),
             ("1 2\r3 4\r3 x", "g.txt, line 3: node \"x\" is no number"),
-            ("1 -2", "g.txt, line 1: node \"-2\" is no number"),
+            ("1 -2", "g.txt, line 1: node \"-2\" is negative: numbers in files are 0 or more; give an Arrow table"),
             ("18446744073709551616 1", "g.txt, line 1: node \"18446744073709551616\" does not fit in 64 bits"),
         ] {
             for step in [1, 4, 100] {

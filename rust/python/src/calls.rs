@@ -30,6 +30,7 @@ use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyTuple};
 
 use crate::arrow::{RecordBatch, import_batch, import_schema};
 use crate::convert::{self, Misfit};
+use crate::ending;
 use crate::errors;
 
 /// The functions of one plan, by call number.
@@ -218,7 +219,7 @@ impl Callbacks for PyCalls {
             }
         };
         let made = made?;
-        Python::try_attach(|py| {
+        ending::attach(|py| {
             for ((bin, (number, _)), rows) in bins.iter().zip(block.runs).zip(counts) {
                 bin.measure(py, rows);
                 bin.tell_spent(py, *number, &mut block.states);
@@ -407,7 +408,7 @@ fn refused(call: &Bound<'_, PyAny>, reason: &str) -> PyErr {
 
 /// Runs `work` attached; a Python exception becomes a `CallError` that carries it.
 fn attached<T>(step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CallError> {
-    let outcome = Python::try_attach(|py| work(py).map_err(|error| errors::call_error(py, step, error)));
+    let outcome = ending::attach(|py| work(py).map_err(|error| errors::call_error(py, step, error)));
     outcome.unwrap_or_else(|| Err(CallError::new(step, "Python is shutting down")))
 }
 

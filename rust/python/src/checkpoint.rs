@@ -12,6 +12,7 @@ use pyo3::types::PyBytes;
 use serde_json::json;
 
 use crate::arrow::{RecordBatch, Schema};
+use crate::ending;
 use crate::errors::{self, Kind};
 
 /// What manifests say, by name, as JSON:
@@ -60,7 +61,7 @@ impl ReadAt for Reads {
         let read = |py: Python<'_>| -> PyResult<Vec<u8>> {
             Ok(self.read.bind(py).call1((offset, length))?.cast::<PyBytes>()?.as_bytes().to_vec())
         };
-        match Python::try_attach(read) {
+        match ending::attach(read) {
             Some(read) => read.map_err(io::Error::other),
             None => Err(io::Error::other("Python is shutting down")),
         }

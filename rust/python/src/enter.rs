@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
+use crate::ending::pause;
+
 /// Longest time between two looks at pending signals.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
 
@@ -32,7 +34,9 @@ where
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         let wait = deadline.map_or(TICK, |deadline| TICK.min(deadline.saturating_duration_since(Instant::now())));
-        let outcome = py.detach(|| step(wait)).map_err(Into::into)?;
+        let outcome = py.detach(|| step(wait));
+        pause(py);
+        let outcome = outcome.map_err(Into::into)?;
         if outcome.is_some() {
             return Ok(outcome);
         }

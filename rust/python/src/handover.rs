@@ -15,6 +15,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
 
+use crate::ending::{Inside, pause};
+
 /// An iterator over the items of the lists that a function gives.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct Handover {
@@ -68,8 +70,11 @@ impl Handover {
                 return Err(PyErr::from_value(self.refusal.bind(py).call1((text,))?));
             }
             let busy = Busy(&self.busy);
+            pause(py);
+            let inside = Inside::new();
             let taken = self.held().taken;
             let made = self.fill.bind(py).call1((taken,))?;
+            drop(inside);
             if made.is_none() {
                 return Ok(None);
             }

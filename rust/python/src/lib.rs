@@ -13,6 +13,7 @@ mod checkpoint;
 mod convert;
 mod crew;
 mod dataflow;
+mod ending;
 mod engine;
 mod enter;
 mod errors;
@@ -48,6 +49,8 @@ mod _native {
         dataflow_alone, dataflow_join, hash_keys,
     };
     #[pymodule_export]
+    use crate::ending::pause_at_end;
+    #[pymodule_export]
     use crate::engine::{EngineProtocol, checkpoint_contents, checkpoint_file, checkpoint_reads, registry_answers};
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
@@ -75,6 +78,11 @@ mod _native {
     #[pymodule_export]
     use crate::tokenize::tokenize;
     use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::ending::register(module)
+    }
 
     /// Version of penstock, as in the package metadata.
     #[pyfunction]

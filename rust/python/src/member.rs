@@ -16,6 +16,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::aside;
 use crate::calls::PyCalls;
+use crate::ending;
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
 use crate::registry::{keys, limits};
@@ -39,7 +40,7 @@ impl Loader for Pickles {
             Ok(PyCalls::new(&calls)? as Arc<dyn Callbacks>)
         };
         let step = "loading the functions of the flow";
-        Python::try_attach(|py| load(py).map_err(|error| errors::call_error(py, step, error)))
+        ending::attach(|py| load(py).map_err(|error| errors::call_error(py, step, error)))
             .unwrap_or_else(|| Err(CallError::new(step, "Python is shutting down")))
     }
 
@@ -53,7 +54,7 @@ impl Loader for Pickles {
             Ok(if bytes.len() > ORIGIN_BYTES { Vec::new() } else { bytes.to_vec() })
         };
         // One that does not pickle, or to too much: the facts in the reply have to do.
-        Python::try_attach(|py| write(py).unwrap_or_default()).unwrap_or_default()
+        ending::attach(|py| write(py).unwrap_or_default()).unwrap_or_default()
     }
 
     fn store(&self, checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {

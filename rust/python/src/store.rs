@@ -13,6 +13,8 @@ use pyo3::exceptions::{PyFileNotFoundError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::ending;
+
 /// A `penstock._storage.Storage`.
 struct PyStore(Py<PyAny>);
 
@@ -21,7 +23,7 @@ pub(crate) fn open(checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
     let open = |py: Python<'_>| -> PyResult<Py<PyAny>> {
         Ok(py.import("penstock._storage")?.call_method1("open_storage", (checkpoint,))?.unbind())
     };
-    let opened = Python::try_attach(|py| {
+    let opened = ending::attach(|py| {
         open(py).map_err(|error| {
             // A store that cannot be reached may be reached later; what says so is the cause of an error of ours.
             let passing = |one: &PyErr| one.is_instance_of::<PyOSError>(py);
@@ -36,7 +38,7 @@ pub(crate) fn open(checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
 
 /// Runs `work` with the interpreter; an exception becomes an error that keeps whether there is no such file.
 fn attached<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
-    let done = Python::try_attach(|py| {
+    let done = ending::attach(|py| {
         work(py).map_err(|error| match error.is_instance_of::<PyFileNotFoundError>(py) {
             true => io::Error::new(io::ErrorKind::NotFound, error.to_string()),
             false => io::Error::other(error.to_string()),

@@ -500,6 +500,13 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
 impl<P: Payload, E: Send + 'static> Drop for Pipeline<P, E> {
     fn drop(&mut self) {
         self.abort();
+        self.join();
+    }
+}
+
+impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
+    /// Waits until the workers have ended, which they do behind `abort`, or when all has come out behind `close`.
+    pub fn join(&self) {
         // In a process that was forked from the one that made it, its threads do not exist.
         if std::process::id() != self.process {
             return;

@@ -18,6 +18,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::arrow::{RecordBatch, import_batch};
+use crate::ending;
 use crate::errors::{self, Kind};
 
 /// See the module. Clones share the data.
@@ -212,6 +213,6 @@ impl std::error::Error for PyCause {}
 
 /// Runs `work` attached to the interpreter; what it raises becomes the error of the operator.
 pub(crate) fn attached<R>(work: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R, BoxError> {
-    let outcome = Python::try_attach(|py| work(py).map_err(|error| BoxError::from(PyCause::new(py, error))));
+    let outcome = ending::attach(|py| work(py).map_err(|error| BoxError::from(PyCause::new(py, error))));
     outcome.unwrap_or_else(|| Err("Python is shutting down".into()))
 }

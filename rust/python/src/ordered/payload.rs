@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::resident;
+use crate::ending;
 use crate::errors::{self, Kind};
 
 /// A Python object in an envelope.
@@ -90,7 +91,7 @@ impl Spec {
     ) -> impl Fn(usize, Object) -> Result<Object, Broken> + Send + Sync + 'static {
         let call = self.call.clone_ref(py);
         move |worker, given| {
-            Python::try_attach(|py| {
+            ending::attach(|py| {
                 resident::stay(py);
                 let made = call.bind(py).call1((worker, given.object)).map_err(Broken)?;
                 Object::new(&made, given.bytes).map_err(Broken)
@@ -102,7 +103,7 @@ impl Spec {
 
 /// The parts of a chunk: a list of objects that say their `partition`.
 pub(crate) fn split(call: &Py<PyAny>, given: Object) -> Result<Vec<(usize, Object)>, Broken> {
-    Python::try_attach(|py| {
+    ending::attach(|py| {
         let parts = call.bind(py).call1((given.object,)).map_err(Broken)?;
         let mut made = Vec::new();
         for part in parts.try_iter().map_err(Broken)? {
@@ -120,7 +121,7 @@ pub(crate) fn split(call: &Py<PyAny>, given: Object) -> Result<Vec<(usize, Objec
 
 /// The chunk that parts belong to.
 pub(crate) fn merge(call: &Py<PyAny>, parts: Vec<(usize, Object)>) -> Result<Object, Broken> {
-    Python::try_attach(|py| {
+    ending::attach(|py| {
         let bytes = parts.iter().map(|(_, part)| part.bytes).sum();
         let parts = PyList::new(py, parts.into_iter().map(|(_, part)| part.object)).map_err(Broken)?;
         let made = call.bind(py).call1((parts,)).map_err(Broken)?;

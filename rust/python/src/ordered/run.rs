@@ -191,6 +191,8 @@ impl OrderedRun {
                 // Not here: who pushes or emits may hold what `abort` needs, and wait for the interpreter.
                 let end = move || {
                     run.abort();
+                    // Others may hold it, too, such as who pulls: it is not for them to wait for the workers.
+                    run.join();
                     drop(run);
                     let _ = done.send(());
                 };
