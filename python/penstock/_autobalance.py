@@ -6,10 +6,10 @@ move, which bins to split and which to make one again, how many workers are need
 moves are those of its host, an engine or a local session.
 
 Bins are evened out among the threads of all workers, query by query. The number of workers is that of processes, and
-one decision for all queries, which share them: what each keeps busy adds up (`penstock_balance::Sizer` says what that
-means). What a query was last seen to keep busy counts until it is measured again, which is at ends of its batches, in
-proportion to what comes where that has become less since; a look at which nothing is new says nothing of the number,
-nor does one while that number changes.
+one decision for all queries, which share them, those without bins too: what each keeps busy adds up
+(`penstock_balance::Sizer` says what that means). What a query was last seen to keep busy counts until it is measured
+again, which is at ends of its batches, in proportion to what comes where that has become less since; a look at which
+nothing is new says nothing of the number, nor does one while that number changes.
 
 Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
 wrong in a look ends the queries, or the looking; the thread ends with its host. Rows of what has been split or merged
@@ -24,11 +24,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._loads import Loads
-from penstock._migration import parse_tolerance
+from penstock._migration import parse_tolerance, whole
 from penstock._options import yes_or_no
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
@@ -137,27 +138,43 @@ class Rules:
         seconds = parse_timeout(every, "every", least_s=0.05)
         if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
             raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
+        counts: dict[str, int] = {}
         for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
+            count = whole(value)
+            if count is None or not least <= count < 1 << 32:
                 raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
+            counts[name] = count
         most_bytes = None if max_bin_bytes is None else parse_bytes(max_bin_bytes, "max_bin_bytes")
         if most_bytes is not None and most_bytes < _LEAST_BYTES:
             raise ConfigError(
                 f"max_bin_bytes={max_bin_bytes!r} must be at least {_LEAST_BYTES >> 10} KiB, since each part has tables"
                 " of its own; None is for bins of any size"
             )
+        span = None
         if workers is not None:
-            ends = workers if isinstance(workers, (tuple, list)) else ()
-            if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
+            ends = workers if isinstance(workers, (tuple, list)) and len(workers) == 2 else (None, None)
+            fewest, most = map(whole, ends)
+            if fewest is None or most is None or not 1 <= fewest <= most <= 1 << 12:
                 raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
-        span = None if workers is None else (workers[0], workers[1])
+            span = fewest, most
         yes_or_no(dry_run, "dry_run")
-        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, span, dry_run, by)
+        return cls(
+            seconds,
+            float(trigger),
+            float(tolerance),
+            counts["patience"],
+            counts["least_rows"],
+            most_bytes,
+            span,
+            dry_run,
+            by,
+        )
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of one query at a look: its bins and parts, and counts since its generation began."""
+    """What is known of one query at a look: its bins and parts, none where it keeps no state, and counts since its
+    generation began."""
 
     query: str
     generation: int
@@ -235,8 +252,12 @@ class Autobalance:
         What was seen and done, the latest last; up to 1,000.
     """
 
-    def __init__(self, engine: Host, rules: Rules, name: str) -> None:
+    def __init__(
+        self, engine: Host, rules: Rules, name: str, room: Callable[[int], int] = lambda workers: workers
+    ) -> None:
         self._engine = engine
+        #: The number of workers that can be had now on the way to a larger one.
+        self._room = room
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
         #: Whether somebody was told that bins which should be split cannot be.
@@ -313,6 +334,10 @@ class Autobalance:
             self._watched[now.query] = known
         needed, workers, size = self._sized(compared)
         for known, now in compared:
+            if not now.bins:
+                known.last = now
+                self._enter(Look(now.query, at, 1.0, 1.0, 0, f"keeps no state{size}", needed, workers=workers))
+                continue
             plan = Parts(now.bits, dict(zip(now.bins, now.owners, strict=True)))
             new = now.loads.since(known.last.loads)
             by, loads = new.by(self._rules.by, plan)
@@ -333,9 +358,7 @@ class Autobalance:
                 now.query, at, verdict["skew"], verdict["expected"], len(moves), why + size, needed,
                 len(splits), len(merges), workers, by,
             )  # fmt: skip
-            with self._lock:
-                self._looks.append(entry)
-            self._act(entry, moves, splits, merges)
+            self._enter(entry, moves, splits, merges)
         if workers is not None and not self._rules.dry_run and not self._closing.is_set():
             self._engine.resize(workers)
 
@@ -354,12 +377,25 @@ class Autobalance:
             return needed, None, ""
         queries = "the query keeps" if len(self._watched) == 1 else f"{len(self._watched)} queries keep"
         because = f"{queries} {load:.2f} busy, each may be for {_BUSY:.0%}, {allowed[0]} to {allowed[1]} are allowed"
+        wanted, workers = workers, self._room(workers)
+        if workers == there:
+            return needed, None, f"; {there} workers stay, task slots for {wanted} cannot be had now: {because}"
+        way = "" if workers == wanted else f", on the way to {wanted}"
         if looks > 0:
-            return needed, None, f"; {looks} looks before {there} workers become {workers}: {because}"
+            return needed, None, f"; {looks} looks before {there} workers become {workers}{way}: {because}"
         become = "would become" if self._rules.dry_run else "become"
-        return needed, workers, f"; {there} workers {become} {workers}: {because}"
+        return needed, workers, f"; {there} workers {become} {workers}{way}: {because}"
 
-    def _act(self, look: Look, moves: Mapping[Part, int], splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
+    def _enter(
+        self,
+        look: Look,
+        moves: Mapping[Part, int] = MappingProxyType({}),
+        splits: Mapping[Part, int] = MappingProxyType({}),
+        merges: Sequence[Part] = (),
+    ) -> None:
+        """Keep what a look said, and do it."""
+        with self._lock:
+            self._looks.append(look)
         if not self._rules.dry_run:
             if moves:
                 self._engine.move(look.query, moves, self._closing.is_set)

@@ -9,6 +9,7 @@ Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; sect
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ __all__ = [
     "parse_target",
     "parse_tolerance",
     "steps",
+    "whole",
 ]
 
 #: Names of the strategies.
@@ -236,8 +238,8 @@ class Cut:
             raise ConfigError(f"gap={gap!r} is neither 'drain' nor None")
         if gap is not None and strategy == "all-at-once":
             raise ConfigError("strategy 'all-at-once' is one step, so there is no gap: choose another one")
-        size = (1 if seconds is not None else 16) if batch_size is None else batch_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        size = (1 if seconds is not None else 16) if batch_size is None else whole(batch_size)
+        if size is None or size < 1:
             raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
         return cls(strategy, min(size, _MOST_BINS), seconds, gap is not None)
 
@@ -343,6 +345,20 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> l
     return _native.migration_steps(before, after, cut.strategy, cut.batch_size)
 
 
+def whole(value: object) -> int | None:
+    """An int, one of numpy's too, as Python's own; None for anything else, True and False among it.
+
+    Examples
+    --------
+    >>> whole(3), whole(True), whole(3.0)
+    (3, None, None)
+    """
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
     """Check the moves that a user wrote.
 
@@ -362,9 +378,9 @@ def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: i
         raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs") from None
     found: dict[int, int] = {}
     for pair in pairs:
-        if len(pair) != 2 or not all(isinstance(part, int) and not isinstance(part, bool) for part in pair):
+        bin_, worker = map(whole, pair) if len(pair) == 2 else (None, None)
+        if bin_ is None or worker is None:
             raise ConfigError(f"a move is (bin, worker), two ints, not {pair!r}")
-        bin_, worker = pair
         if not 0 <= bin_ < bins:
             raise ConfigError(f"there is no bin {bin_}: there are bins 0 to {bins - 1}")
         if not 0 <= worker < workers:
@@ -383,11 +399,10 @@ def parse_epoch(at_epoch: int | None) -> int | None:
     ConfigError
         When it is no int from 0 to 2**63.
     """
-    if at_epoch is not None and (
-        isinstance(at_epoch, bool) or not isinstance(at_epoch, int) or not 0 <= at_epoch <= _MOST_EPOCHS
-    ):
+    epoch = whole(at_epoch)
+    if at_epoch is not None and (epoch is None or not 0 <= epoch <= _MOST_EPOCHS):
         raise ConfigError(f"at_epoch={at_epoch!r} must be the number of an epoch to come, an int from 0 to 2**63")
-    return at_epoch
+    return epoch
 
 
 def parse_target(to: Iterable[Any]) -> tuple[Any, ...]:

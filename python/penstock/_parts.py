@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock._migration import Cut, balanced
+from penstock._migration import Cut, balanced, whole
 from penstock.errors import ConfigError
 
 __all__ = ["Bins", "Part", "Parts", "names_parts", "parse_depth"]
@@ -56,9 +56,9 @@ class Parts:
         prefix, bits = part
         return prefix if bits == self.bits else 1 << bits | prefix
 
-    def within(self, whole: Part) -> list[Part]:
+    def within(self, coarse: Part) -> list[Part]:
         """The parts of a bin or part that is split, by hash; itself where it is whole."""
-        prefix, bits = whole
+        prefix, bits = coarse
         inside = [one for one in self.owner if one[1] >= bits and one[0] >> (one[1] - bits) == prefix]
         return sorted(inside, key=lambda one: one[0] << (_MOST - one[1]))
 
@@ -70,15 +70,14 @@ class Parts:
         ConfigError
             When there can be no such bin, or one is named twice.
         """
-        one = _is_int(bins) or (isinstance(bins, tuple) and len(bins) == 2 and all(map(_is_int, bins)))
         try:
-            listed: list[Any] = [bins] if one else list(bins)  # type: ignore[arg-type]
+            listed: list[Any] = [bins] if self._part(bins) is not None else list(bins)  # type: ignore[arg-type]
         except TypeError:
             listed = [bins]
         found: list[Part] = []
         for named in listed:
-            part = (named, self.bits) if _is_int(named) else named
-            if not (isinstance(part, tuple) and len(part) == 2 and all(map(_is_int, part))):
+            part = self._part(named)
+            if part is None:
                 raise ConfigError(f"{what}: a bin is its number, or (prefix, bits) of a part, not {named!r}")
             prefix, bits = part
             if not self.bits <= bits <= _MOST or not 0 <= prefix < 1 << bits:
@@ -92,6 +91,12 @@ class Parts:
         if not found:
             raise ConfigError(f"{what}: no bin is named")
         return found
+
+    def _part(self, named: Any) -> Part | None:
+        """A bin by its number, or a part by its prefix and the bits of that; None for anything else."""
+        pair = named if isinstance(named, tuple) and len(named) == 2 else (named, self.bits)
+        prefix, bits = map(whole, pair)
+        return None if prefix is None or bits is None else (prefix, bits)
 
     def split(self, bins: Bins, by: int) -> list[Part]:
         """Split these; returns them.
@@ -125,17 +130,17 @@ class Parts:
         """
         chosen = self.parse(bins, "merge")
         moves: list[tuple[Part, int]] = []
-        for whole in chosen:
-            parts = self.within(whole)
-            if whole in self.owner or not parts:
-                why = "is not split" if whole in self.owner else "is not there, or was named as part of another one"
-                raise ConfigError(f"merge: bin {whole} {why}")
+        for one in chosen:
+            parts = self.within(one)
+            if one in self.owner or not parts:
+                why = "is not split" if one in self.owner else "is not there, or was named as part of another one"
+                raise ConfigError(f"merge: bin {one} {why}")
             workers = [self.owner[part] for part in parts]
             home = max(sorted(set(workers)), key=workers.count)
             moves += [(part, home) for part in parts]
             for part in parts:
                 del self.owner[part]
-            self.owner[whole] = home
+            self.owner[one] = home
         return chosen, moves
 
     def moves(self, to: Any, moves: Any, workers: int) -> list[tuple[Part, int]]:
@@ -159,10 +164,10 @@ class Parts:
         else:
             pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
         found: dict[Part, int] = {}
-        for whole, worker in self.pairs(pairs, workers):
-            parts = self.within(whole)
+        for named, worker in self.pairs(pairs, workers):
+            parts = self.within(named)
             if not parts:
-                raise ConfigError(f"bin {whole} is not there: what it would be part of is whole")
+                raise ConfigError(f"bin {named} is not there: what it would be part of is whole")
             for part in parts:
                 if part in found:
                     raise ConfigError(f"bin {part} is to move twice")
@@ -184,10 +189,11 @@ class Parts:
             if not (isinstance(pair, Sequence) and len(pair) == 2):
                 raise ConfigError(f"a move is (bin, worker), not {pair!r}")
             named, worker = pair
-            (whole,) = self.parse(named, "moves")
-            if not _is_int(worker) or not 0 <= worker < workers:
+            (part,) = self.parse(named, "moves")
+            to = whole(worker)
+            if to is None or not 0 <= to < workers:
                 raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")
-            found.append((whole, worker))
+            found.append((part, to))
         return found
 
     def rows(self, loads: Sequence[int], part_loads: Mapping[int, int]) -> dict[Part, int]:
@@ -221,8 +227,8 @@ class Parts:
             within = came[prefix >> (bits - self.bits)]
             within[prefix, bits] = float(rows)
             within[prefix >> (bits - self.bits), self.bits] -= rows
-        whole = {part: came.get(part[0] >> (part[1] - self.bits), {}) for part in self.owner}
-        return {part: round(sum(_share(part, *one) for one in ranges.items())) for part, ranges in whole.items()}
+        of_bins = {part: came.get(part[0] >> (part[1] - self.bits), {}) for part in self.owner}
+        return {part: round(sum(_share(part, *one) for one in ranges.items())) for part, ranges in of_bins.items()}
 
     def steps(self, moves: Sequence[tuple[Part, int]], cut: Cut) -> list[list[tuple[int, int]]]:
         """Cut moves into steps, by the numbers of their bins."""
@@ -246,9 +252,10 @@ def parse_depth(by: int) -> int:
     ConfigError
         When parts cannot be so.
     """
-    if not _is_int(by) or not 1 <= by <= _MOST:
+    depth = whole(by)
+    if depth is None or not 1 <= depth <= _MOST:
         raise ConfigError(f"split: by={by!r} must be an int from 1 to {_MOST}: a bin becomes 2 ** by parts")
-    return by
+    return depth
 
 
 def names_parts(moves: Any) -> bool:
@@ -257,10 +264,6 @@ def names_parts(moves: Any) -> bool:
         return False  # as who reads them says
     named = moves if isinstance(moves, Mapping) else [pair[0] for pair in moves if isinstance(pair, Sequence) and pair]
     return any(isinstance(one, tuple) for one in named)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _share(part: Part, of: Part, rows: float) -> float:

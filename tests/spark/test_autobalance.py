@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from engine_support import COUNTS, Kept, counted, frame, numbers, state, wait_fo
 from penstock import _native
 from penstock._autobalance import Autobalance, Looked, Rules
 from penstock._loads import Loads
-from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.errors import ConfigError, EngineError, PenstockError, SlotsError
 from penstock.spark._engine.autobalance import Balanced
 
 
@@ -120,8 +121,9 @@ class Several:
     threads = 1
     whole = None
 
-    def __init__(self, workers: int, **queries: tuple[float, float]) -> None:
+    def __init__(self, workers: int, stateless: Iterable[str] = (), **queries: tuple[float, float]) -> None:
         """Of each query the rows per second that come, and those that a worker does in a busy second."""
+        self.stateless = set(stateless)
         self.workers: int | None = workers
         self.queries = queries
         self.of = {name: Pretended() for name in queries}
@@ -136,7 +138,9 @@ class Several:
 
     def looked(self) -> Iterator[Looked]:
         for name, one in self.of.items():
-            yield from (replace(looked, query=name) for looked in one.looked())
+            bare: dict[str, Any] = {"bins": [], "owners": [], "bytes": [], "loads": Loads()}
+            bare = bare if name in self.stateless else {}
+            yield from (replace(looked, query=name, **bare) for looked in one.looked())
 
     def move(self, query: str, moves: Mapping[tuple[int, int], int], stopping: Callable[[], bool]) -> None:
         raise AssertionError(f"{query} is even")
@@ -318,6 +322,78 @@ def test_the_number_of_workers_follows_what_is_offered() -> None:
     assert engine.sizes == [4, 3, 1], "a query that has ended gets nothing"
 
 
+def test_it_goes_to_as_many_workers_as_there_are_slots_for() -> None:
+    """It asked for all or nothing, got nothing, and asked again for ever."""
+
+    class Bounded(Pretended):
+        def room(self, workers: int) -> int:
+            return min(workers, 4)
+
+        def resize(self, workers: int) -> None:
+            if workers > 4:
+                raise SlotsError("there are slots for 4")
+            super().resize(workers)
+            self.workers = workers
+
+    engine = Bounded()
+    engine.offered = 1_000.0
+    balance = Autobalance(engine, rules(workers=(1, 16)), "t", engine.room)
+    for look in range(12):
+        balance.look(float(look))
+        engine.come(25, 25, 25, 25)
+        engine.busy_s += 1.0
+    because = "the query keeps 10.00 busy, each may be for 80%, 1 to 16 are allowed"
+    assert engine.sizes == [4] and [one["workers"] for one in engine.told] == [4]
+    told = [look.why for look in balance.looks]
+    assert told[0] == f"even; 1 looks before 2 workers become 4, on the way to 13: {because}"
+    assert told[1] == f"even; 2 workers become 4, on the way to 13: {because}"
+    assert told[-1] == f"even; 4 workers stay, task slots for 13 cannot be had now: {because}"
+    assert balance.looks[-1].needed == 13
+
+
+def test_what_is_asked_of_an_engine_is_what_its_slots_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("penstock.spark._engine.autobalance.time", clock)
+    now, asked = 0.0, []
+
+    def rescale(workers: int) -> Any:
+        asked.append(SimpleNamespace(workers=workers, error=None))
+        return asked[-1]
+
+    def on(master: str, **settings: str) -> tuple[Any, Balanced]:
+        conf = SimpleNamespace(getAll=settings.items, get=settings.get)
+        sc = SimpleNamespace(master=master, getConf=lambda: conf)
+        engine = SimpleNamespace(threads=1, workers=2, rescale=rescale, _spark=SimpleNamespace(sparkContext=sc))
+        return engine, Balanced(engine)
+
+    _, bounded = on("local[3]")
+    # Nobody holds a slot here, and one is for the queries' tasks.
+    assert [bounded.room(workers) for workers in (1, 3, 4, 8)] == [1, 3, 4, 4]
+    assert on("local[1]")[1].room(8) == 2
+    engine, unbounded = on("k8s://x", **{"spark.dynamicAllocation.enabled": "true"})
+    assert unbounded.room(8) == 3
+    unbounded.resize(3)
+    assert unbounded.room(8) == 3, "it is under way"
+    # It came; the next one does not, within the time that a start may take.
+    engine.workers = 3
+    assert unbounded.room(8) == 4
+    unbounded.resize(4)
+    asked[-1].error = SlotsError("too late")
+    assert (unbounded.room(8), unbounded.room(2)) == (3, 2)
+    now = 599.0
+    assert unbounded.room(8) == 3
+    now = 601.0
+    assert unbounded.room(8) == 4
+    assert [one.workers for one in asked] == [3, 4]
+    # Where several did not come, though a setting allows them, one may.
+    engine, bounded = on("local[9]")
+    bounded.resize(bounded.room(6))
+    asked[-1].error = SlotsError("too late")
+    assert bounded.room(6) == 3
+    engine.workers = 5
+    assert bounded.room(8) == 5
+
+
 def test_workers_of_several_threads_are_counted_as_processes() -> None:
     engine = Pretended()
     engine.threads, engine.workers, engine.offered = 2, 1, 240.0
@@ -358,6 +434,49 @@ def test_what_all_queries_need_is_decided_once(
         engine.come()
     assert engine.sizes == sizes
     assert balance.looks[-1].needed == needed
+
+
+@pytest.mark.parametrize(
+    ("workers", "beside", "sizes"),
+    [
+        pytest.param(2, {"keyed": (8.0, 100.0)}, [4], id="too few"),
+        pytest.param(4, {"keyed": (8.0, 100.0)}, [], id="enough"),
+        pytest.param(2, {}, [4], id="alone"),
+    ],
+)
+def test_queries_without_state_count_for_the_number_of_workers(
+    workers: int, beside: dict[str, tuple[float, float]], sizes: list[int]
+) -> None:
+    """It went down while one of them had all workers busy."""
+    engine = Several(workers, ["plain"], plain=(320.0, 100.0), **beside)
+    balance = Autobalance(engine, rules(workers=(1, 8)), "t")
+    for look in range(30):
+        balance.look(float(look))
+        engine.come()
+    assert engine.sizes == sizes
+    looks = [look for look in balance.looks if look.query == "plain"]
+    if sizes:
+        assert looks[0].why.startswith("keeps no state; 1 looks before 2 workers become 4: ")
+    assert (looks[-1].why, looks[-1].needed, looks[-1].skew) == ("keeps no state", 4, 1.0)
+
+
+def test_a_query_without_state_is_looked_at() -> None:
+    row = {"query": "plain", "generation": 3, "rows": 100, "busy_s": 2.0}
+    told = SimpleNamespace(generation=3, loads=Loads(), bytes_of=None)
+    recorder = SimpleNamespace(loads=lambda query: told, refresh=lambda: None, latest=lambda: [row])
+    queries = [
+        SimpleNamespace(id=name, name=name, running=name == "plain", workers=2, parts=lambda: None)
+        for name in ("plain", "over")
+    ]
+    engine = SimpleNamespace(
+        threads=1,
+        _recorder=recorder,
+        _commits=SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda: 40.0)),
+        _queries=SimpleNamespace(all=lambda: queries),
+    )
+    [looked] = Balanced(engine).looked()
+    assert (looked.query, looked.bins, looked.owners, looked.bytes) == ("plain", [], [], [])
+    assert (looked.rows, looked.busy_s, looked.offered) == (100, 2.0, 40.0)
 
 
 def test_busy_time_told_at_the_end_of_a_batch_is_that_of_all_its_rows() -> None:

@@ -731,7 +731,9 @@ def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["query", None])
-def test_a_query_has_the_state_of_one_flow(cluster: Any, engine: pk.Engine, tmp_path: Path, place: str | None) -> None:
+def test_a_query_has_the_state_of_one_flow(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str | None
+) -> None:
     """Two functions that share a stream, of flows that keep the same: the second gets no results of the first."""
 
     def even(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -751,9 +753,20 @@ def test_a_query_has_the_state_of_one_flow(cluster: Any, engine: pk.Engine, tmp_
         first(df, batch_id)
         second(df, batch_id)
 
-    query = stream(cluster, tmp_path / "in", SCHEMA, both, tmp_path / "check")
+    query = stream(cluster, tmp_path / "in", SCHEMA, both, tmp_path / "check", name="shared")
     with pytest.raises(Exception, match="was given to another flow in this run"):
         query.awaitTermination(120)
+    # What is refused before a batch begins counts and is told like all that fails.
+    [line] = [vars(record) for record in caplog.records if getattr(record, "event", "") == "batch failed"]
+    assert (line["query"], line["batch"], line["levelname"]) == ("shared", 0, "ERROR")
+    assert "was given to another flow in this run" in line["reason"]
+    counters = engine._journal.counters.samples()  # type: ignore[union-attr]
+    counts = {
+        one.labels["outcome"]: one.value
+        for one in counters
+        if one.labels.get("query") == "shared" and one.name == "penstock_batches_total"
+    }
+    assert counts == {"committed": 1, "failed": 1, "stopped": 0}
     assert type(second.error) is EngineError and "start a query for each of them" in str(second.error)
     assert list(sinks[0].batches) == [0] and not sinks[1].batches
     # The first goes on by itself, also by way of a function that is made for each batch.

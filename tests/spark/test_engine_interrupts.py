@@ -1,4 +1,4 @@
-"""Ctrl-C outside of waits of ours, at a prompt and in a wait of Spark's, in a process with its own main thread."""
+"""Processes with their own main thread and Spark: Ctrl-C outside of waits of ours, a cell of a notebook run again."""
 
 from __future__ import annotations
 
@@ -167,6 +167,72 @@ with pk.Engine(spark, workers=2, bits=4) as engine:
 wait_for(lambda: not jobs(), what="the end of all jobs")
 print("all is as it was")
 """
+
+
+#: Twice the same cell of a notebook, which stops Spark and leaves its engine as it is.
+CELLS = """
+import sys, threading
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from engine_support import Kept, counted, numbers, state, stream, write
+from pyspark.sql import SparkSession
+import penstock as pk
+
+COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+folder, kept, address, engines = Path(sys.argv[2]), Kept(), "127.0.0.1:0", []
+folder.mkdir()
+for cell in range(2):
+    builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
+    assert pk.spark.engines(spark) == []
+    port = 0 if cell == 0 else engines[0]._hub.address.rpartition(":")[2]
+    engine = pk.Engine(spark, workers=2, bits=4, name="cell", metrics=address, registry_port=int(port)).start()
+    engines.append(engine)
+    address = engine.metrics_address
+    assert pk.spark.engines(spark) == [engine]
+    write(spark, folder / "in", cell, numbers(spark, cell))
+    function = engine.foreach_batch(COUNTS, kept)
+    query = stream(spark, folder / "in", "k bigint, v bigint", function, folder / "checkpoint")
+    query.awaitTermination()
+    assert state(kept) == counted(cell + 1)
+    if cell == 1:
+        # One that is still open is named where it is in the way.
+        try:
+            with pk.Engine(spark, workers=1, bits=4, name="third") as third:
+                again = third.foreach_batch(COUNTS, kept)
+                write(spark, folder / "in", 2, numbers(spark, 2))
+                stream(spark, folder / "in", "k bigint, v bigint", again, folder / "checkpoint").awaitTermination()
+        except Exception as error:
+            assert "Engine cell of this process has a query there: close it (pk.spark.engines" in str(error), error
+        else:
+            raise AssertionError("two engines served one checkpoint")
+    frame = spark.range(1).selectExpr("id AS k", "id AS v")
+    spark.stop()
+    for call in (
+        engine.stats,
+        lambda: engine.rescale(3),
+        lambda: pk.Engine(spark, name="late"),
+        lambda: pk.spark.run(COUNTS, frame),
+        lambda: pk.spark.engines(spark),
+    ):
+        try:
+            call()
+        except (pk.errors.EngineError, pk.errors.UnsupportedSession) as error:
+            assert "the Spark context of " in str(error) and "getOrCreate() gives" in str(error), error
+        else:
+            raise AssertionError("nobody said that the context was stopped")
+for engine in engines:
+    engine.close()  # waits for the end that is under way
+    assert ": closed," in repr(engine), engine
+left = [one.name for one in threading.enumerate() if one.name.startswith("penstock")]
+assert not left, left
+print("all is as it was")
+"""
+
+
+def test_a_cell_that_stops_spark_runs_again_on_one_checkpoint_and_the_same_ports(tmp_path: Path) -> None:
+    run(CELLS, tmp_path)
 
 
 def test_an_interrupt_costs_no_worker(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_scrape_of_a_run_with_a_death_a_migration_and_a_rescale(
         engine.rescale(3).wait(60)
         wait_for(lambda: of(read(str(address)), "penstock_members_replaced_total") == [1.0])
         wait_for(lambda: sum(of(read(str(address)), "penstock_keys")) == 7.0, what="figures of all workers")
+        wait_for(lambda: sum(of(read(str(address)), "penstock_bins")) == 16.0, what="figures of the last generation")
         found = read(address)
         name = str(query.id)
         assert all(dict(labels)["engine"] == 'e "1"' for _, labels in found)

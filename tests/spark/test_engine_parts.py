@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import signal
 import socket
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -20,8 +22,9 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from engine_support import COUNTS
-from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves, steps
-from penstock._parts import Parts, names_parts
+from penstock._autobalance import Rules
+from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_epoch, parse_moves, steps
+from penstock._parts import Parts, names_parts, parse_depth
 from penstock.errors import (
     ConfigError,
     EngineError,
@@ -90,7 +93,21 @@ def test_an_engine_takes_a_session_and_nothing_of_one() -> None:
             make(type("DataFrame", (), kinds)())
         with pytest.raises(UnsupportedSession, match=r"needs a Spark session, not a Column$"):
             make(type("Column", (), {"__module__": "pyspark.sql.column"})())
-    assert repr(pk.Engine(type("SparkSession", (), {"__module__": "pyspark.sql.session"})(), name="made"))
+    context: Any = SimpleNamespace(_jsc=object())
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.session", "sparkContext": context})()
+    made = pk.Engine(session, name="made")
+    assert repr(made)
+    # One that was stopped says so, and not that it is None of something.
+    context._jsc = None
+    frame = type("DataFrame", (), {"__module__": "pyspark.sql.dataframe", "sparkSession": session})()
+    said = r"the Spark context of this {} was stopped; make it from the present session, which SparkSession\.builder\."
+    for call in (pk.Engine, pk.spark.engines):
+        with pytest.raises(UnsupportedSession, match=said.format("SparkSession")):
+            call(session)
+    with pytest.raises(UnsupportedSession, match=said.format("DataFrame")):
+        pk.spark.run(COUNTS, frame)
+    with pytest.raises(EngineError, match="the Spark context of engine made was stopped: make a new engine on the"):
+        made.start()
 
 
 @pytest.mark.parametrize("moves", [5, 1.5, object()])
@@ -99,6 +116,43 @@ def test_moves_that_are_no_moves_are_refused(moves: Any) -> None:
     for read in (lambda: parse_moves(moves, 4, 2), lambda: Parts(2, {}).pairs(moves, 2)):
         with pytest.raises(ConfigError, match=r"^moves=.* must be a dict of bin to worker, or \(bin, worker\) pairs$"):
             read()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """They were refused with a message that showed two ints; to JSON they do not go as they are."""
+    one, two = np.int64(1), np.int32(2)
+    found: list[Any] = [
+        parse_moves({one: two}, 4, 3),
+        moves_to([[0, 0, 1]], np.array([1, 1, 0]), 2),  # type: ignore[arg-type]
+        Parts(2, {}).pairs([(one, two), ((np.uint8(2), np.int64(3)), 0)], 3),
+        Parts(2, {}).parse((two, np.int64(3)), "split"),
+        Parts(2, {}).parse(np.arange(2), "split"),  # type: ignore[arg-type]
+        [parse_depth(two), parse_epoch(two), Cut.of("batched", two, None).batch_size],
+        Rules.of("busy", 1.0, 1.5, 1.2, two, np.int64(7), None, (one, two), False).workers,
+    ]
+    assert json.loads(json.dumps(found)) == [
+        [[1, 2]],
+        [[0, 1], [1, 1], [2, 0]],
+        [[[1, 2], 2], [[2, 3], 0]],
+        [[2, 3]],
+        [[0, 2], [1, 2]],
+        [2, 2, 2],
+        [1, 2],
+    ]
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.session"})()
+    engine = pk.Engine(session, two, threads=one, bits=two)  # type: ignore[arg-type]
+    assert [type(count) for count in (engine.workers, engine.threads, engine.bits)] == [int] * 3
+    for wrong in (np.True_, np.float64(1.0), np.array([1])):
+        for refused in (
+            lambda wrong=wrong: parse_moves([(0, wrong)], 4, 2),
+            lambda wrong=wrong: Parts(2, {}).pairs({0: wrong}, 2),
+            lambda wrong=wrong: parse_depth(wrong),
+            lambda wrong=wrong: parse_epoch(wrong),
+            lambda wrong=wrong: pk.Engine(session, wrong),
+            lambda wrong=wrong: pk.Engine.rescale(SimpleNamespace(_require_open=lambda: None), wrong),
+        ):
+            with pytest.raises(ConfigError):
+                refused()
 
 
 def test_a_checkpoint_in_a_store_that_nothing_here_reads_says_what_to_do() -> None:
@@ -300,12 +354,14 @@ class Figures:
 
     def __init__(self) -> None:
         self.migrations: list[Any] = []
+        self.moved = 0
 
     def after_refresh(self, then: Any) -> None:
         then()
 
     def take_moved_bytes(self, query: str) -> int:
-        return 70
+        taken, self.moved = self.moved, 0
+        return taken
 
     def migration(self, migration: Any) -> None:
         self.migrations.append(migration)
@@ -326,6 +382,7 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
     told.acts["Moving"]({"handle": 1, "ranges": 5})
     step = {"step": 0, "bins": 5, "started_ns": 1, "ended_ns": 2}
     told.cause = SimpleNamespace(body={"report": {"moved": 5, "bytes": 7, "steps": [step]}})
+    figures.moved = 70
     told.acts["Moved"]({"handle": 1, "outcome": {"Ok": 1}})
     report = first.wait(1)
     assert (report.bins, report.bytes, len(report.steps)) == (5, 70, 1) and not second.done
@@ -334,6 +391,9 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
     assert told.events[-1] == {"CancelMigration": {"handle": 2}}
     told.acts["Moved"]({"handle": 2, "outcome": {"Ok": 0}})
     assert second.wait(1).bins == 0
+    # One that is cut off has moved what it has, and the next one has not.
+    told.acts["Moving"]({"handle": 3, "ranges": 5})
+    figures.moved = 100
     told.cause = Failure(2, {"kind": "user_function", "message": "boom"}, cloudpickle.dumps(UserFunctionError("boom")))
     told.acts["Moved"]({"handle": 3, "outcome": {"Err": {"CutOff": "boom"}}, "text": "the migration was cut off: boom"})
     with pytest.raises(
@@ -341,6 +401,11 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
     ) as caught:
         third.wait(1)
     assert isinstance(caught.value.__cause__, UserFunctionError)
+    assert third.report.bytes == 100 and figures.moved == 0
+    # One whose turn has not come takes nothing from the one that is under way.
+    waiting, figures.moved = ask(), 30
+    told.acts["Moved"]({"handle": 4, "outcome": {"Err": {"CutOff": "boom"}}, "text": "the migration was cut off: boom"})
+    assert waiting.done and waiting.report.bytes == 0 and figures.moved == 30
     broken = "goes back to its last completed epoch at the next batch"
     for answer, text, kind, wanted in (
         ({"Refused": "no"}, "no", ConfigError, "no"),

@@ -134,6 +134,16 @@ def test_what_cannot_be_split_says_why(cluster: Any) -> None:
                 wrong()  # type: ignore[no-untyped-call]
         with pytest.raises(EngineError, match="no batch of a query"):
             engine.split(1, query="nobody")
+        # One without bins beside it does not keep those of the others where they are, unless it is named.
+        same = pk.Flow("k bigint, v bigint").map_batches(lambda batch: batch)
+        plain = engine.foreach_batch(same, Kept(), checkpoint=None, name="plain")
+        plain(numbers(cluster, 0), 0)
+        with pytest.raises(ConfigError, match="query plain: keeps no state: it has no bins"):
+            engine.split(0, query=["counts", "plain"])
+        for ask in (lambda: engine.split(0), lambda: engine.migrate(moves={(0, 3): 0}), lambda: engine.merge(0)):
+            assert ask().wait(60).queries == ("counts",)
+        assert engine.rebalance().wait(60).queries == ("counts",)
+        engine.drop("plain")
         # Turns: the second is of what the first makes.
         first, second = engine.split(1), engine.split((3, 3), by=2)
         with pytest.raises(ConfigError, match="is split already"):

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from engine_support import refuses, wait_for
 from metrics_support import parse
 from penstock.errors import ConfigError
 from penstock.report._timeline import per_worker
-from penstock.spark._engine import scrape
+from penstock.spark._engine import record, scrape
 from penstock.spark._engine.journal import FIELDS, tell
 from penstock.spark._engine.metrics import CONTENT_TYPE, FAMILIES, Counters, Family, Sample, page
 from penstock.spark._engine.record import Recorder
@@ -167,7 +168,7 @@ def test_processes_are_told_without_a_query() -> None:
     recorder = Recorder(hub, "record", {}.get)
     assert recorder.samples() == []
     for number, slot in ((3, 1), (4, 0), (5, 1)):
-        member = SimpleNamespace(id=number, slot=slot, process={})
+        member = SimpleNamespace(id=number, slot=slot, process={}, lost=None)
         there.append(member)
         process = {"rss_bytes": number * 100, "staging": {"memory_bytes": 7, "disk_bytes": 0}, "refused_connections": 2}
         body = {"process": process, "queries": {}}
@@ -186,7 +187,7 @@ def test_processes_are_told_without_a_query() -> None:
 
 def test_an_answer_that_was_long_under_way_takes_nothing_back() -> None:
     recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
-    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={})
+    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={}, lost=None)
 
     def told(generation: int, rows: int) -> int:
         figures = {"worker": 0, "bins": [4], "keys": rows, "state_bytes": 0, "rows": rows, "late_rows": 0, "epochs": 1}
@@ -199,10 +200,86 @@ def test_an_answer_that_was_long_under_way_takes_nothing_back() -> None:
     assert [told(1, 10), told(2, 3), told(1, 10), told(2, 5)] == [10, 13, 13, 15]
 
 
+def test_samples_reach_back_to_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of many workers were of the last hour, beside slices of many."""
+    monkeypatch.setattr(record, "_SAMPLES", 200)
+    monkeypatch.setattr(record, "_MOVES", 3)
+    now = 0.0
+    monkeypatch.setattr(record, "time", SimpleNamespace(time=lambda: now))
+    recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
+    members = [SimpleNamespace(id=one, slot=one, executor="0", pid=1, process={}, lost=None) for one in range(4)]
+    for moment in range(1_000):
+        now = 0.25 * moment
+        for member in members:
+            counts = {"keys": 1, "state_bytes": 1, "rows": moment, "late_rows": 0, "epochs": 1}
+            move = {"op": 0, "worker": 1, "bin": moment, "what": "state", "bytes": 7, "at_ns": 5, "routed_rows": 9}
+            group = {"workers": [{"worker": member.id, "bins": [4], **counts}], "slices": [], "moves": [move]}
+            body = {"queries": {"q": {"generation": 1, "group": group}}}
+            recorder._take(SimpleNamespace(lost=None, failure=None, member=member, body=body))  # type: ignore[arg-type]
+    lanes = per_worker(recorder.timeline({}).workers)
+    assert 100 <= sum(map(len, lanes.values())) <= 200 and len(lanes) == 4
+    for lane in lanes.values():
+        assert (lane[0].rows, lane[-1].rows) == (0, 999)
+        gaps = [after.at - before.at for before, after in pairwise(lane)]
+        assert max(gaps) < 250 / 4, "no part of the run is left out"
+    # The log of moves is as it was told.
+    told = {"query": "query", "op": 0, "worker": 1, "bin": 999, "what": "state", "bytes": 7, "at": 5, "routed_rows": 9}
+    assert recorder.moves() == [told] * 3
+
+
+def test_figures_of_workers_that_are_gone_are_not_told_as_present() -> None:
+    hears: dict[str, Any] = {}
+    hub: Any = SimpleNamespace(listen=lambda **them: hears.update(them), members=list)
+    recorder = Recorder(hub, "record", {"q": "query", "p": "other"}.get)
+    members = [
+        SimpleNamespace(id=number, slot=number % 2, executor="0", pid=number, process={}, lost=None)
+        for number in range(2)
+    ]
+
+    def tell(member: int, of: str | None = None, generation: int = 1, **rows: int) -> None:
+        queries = {}
+        for query, count in rows.items():
+            counts = {"keys": count, "state_bytes": 9, "rows": count, "late_rows": 1, "epochs": 1}
+            group = {"workers": [{"worker": member % 2, "bins": [4], **counts}], "slices": [], "moves": []}
+            queries[query] = {"generation": generation, "group": group}
+        body = {"queries": queries}
+        call: Any = SimpleNamespace(lost=None, failure=None, member=members[member], body=body)
+        recorder._take(call, of)
+
+    def told() -> dict[tuple[str, int], tuple[int, int]]:
+        rows = {(row["query"], row["worker"]): (row["member"], row["rows"]) for row in recorder.latest()}
+        keys = [one for one in recorder.samples() if one.name == "penstock_keys"]
+        assert [(one.labels["query"], one.labels["worker"]) for one in keys] == [(q, str(w)) for q, w in rows]
+        return rows
+
+    for member in (0, 1):
+        tell(member, q=10, p=20)
+    assert len(told()) == 4
+    # Who is asked of one query tells of that alone.
+    tell(0, "q", q=11)
+    assert told()["other", 0] == (0, 20) and told()["query", 0] == (0, 11)
+    # One that is finished is not in an answer any more, or there without workers.
+    tell(0, "q")
+    tell(1, p=20)
+    assert told() == {("other", 0): (0, 20), ("other", 1): (1, 20)}
+    # A member that has died is gone at once, also where its last answer is taken in behind that.
+    members[1].lost = "its connection ended"
+    hears["lost"](members[1])
+    assert told() == {("other", 0): (0, 20)}
+    tell(1, p=21)
+    assert told() == {("other", 0): (0, 20)}
+    # The one that takes its place counts on.
+    members[1] = SimpleNamespace(id=3, slot=1, executor="0", pid=3, process={}, lost=None)
+    tell(0, generation=2, p=1)
+    tell(1, generation=2, p=2)
+    assert told() == {("other", 0): (0, 21), ("other", 1): (3, 23)}
+    assert [row["late_rows"] for row in recorder.latest()] == [2, 2]
+
+
 def test_a_generation_that_ended_and_the_next_in_one_answer_are_one_sample() -> None:
     """With the state of the one and the rows of both: two samples of one moment were added up."""
     recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]
-    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={})
+    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={}, lost=None)
 
     def of(generation: int, rows: int) -> dict[str, Any]:
         counts = {"keys": rows, "state_bytes": 100, "rows": rows, "late_rows": 0, "epochs": 1}

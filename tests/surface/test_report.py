@@ -6,6 +6,8 @@ import html.parser
 import json
 import re
 import struct
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from penstock._durations import duration_text
 from penstock.report import Change, Check, Epoch, Migration, Slice, Timeline, WorkerSample, page
 from penstock.report._html import save_page
-from penstock.report._timeline import joined, per_worker, quantiles, size_text
+from penstock.report._timeline import joined, per_worker, quantiles, size_text, thinned
 
 T0 = 1_700_000_000.0
 
@@ -91,6 +93,61 @@ def test_workers_that_come_and_go_are_neither_resting_nor_migrating() -> None:
     assert hit is not None and hit.epoch == 10
     assert f">{duration_text(3.5)}</td></tr>" in page(timeline)
     assert timeline.hit(Change(T0 + 20, T0 + 21, "lost", 2, 2)) is None
+
+
+#: Times that meet one another, also in single moments.
+times = st.integers(0, 12).map(float)
+spans = st.lists(st.tuples(times, times), max_size=8)
+
+
+@given(spans, spans, spans)
+def test_what_went_on_meanwhile_is_found_as_by_a_look_at_everything(
+    slices: list[tuple[float, float]], moves: list[tuple[float, float]], changes: list[tuple[float, float]]
+) -> None:
+    """That look took a minute for a run of some hours with a migration now and then."""
+    timeline = Timeline()
+    timeline.slices += [Slice(T0 + max(one), round(abs(one[1] - one[0]) * 1e9), 1) for one in slices]
+    timeline.epochs += [Epoch(0, T0 + min(one), abs(one[1] - one[0]), 1, "q") for one in slices]
+    # An end before its begin is what a clock makes that is set back.
+    timeline.migrations += [Migration(T0 + begin, T0 + end, "fluid", 1, 1, 1) for begin, end in moves]
+    timeline.changes += [Change(T0 + begin, T0 + end, "lost", 2, 2) for begin, end in changes]
+    expected: dict[str, list[float]] = {"resting": [], "migrating": [], "changing": []}
+    for one in slices:
+        begin, end = min(one), max(one)
+        kinds = (("changing", changes), ("migrating", moves))
+        found = [kind for kind, all_ in kinds if any(since < end and begin < until for since, until in all_)]
+        expected[[*found, "resting"][0]].append(end - begin)
+    assert timeline.epoch_seconds("q") == expected
+    latency = timeline.latency_ns((1.0,))
+    assert latency == {name: [round(max(own) * 1e9)] if own else [] for name, own in expected.items()}
+    for window in timeline.windows(2.0):
+        begin, end = window.started - T0, window.started - T0 + 2.0
+        assert window.migrating == any(since < end and begin < until for since, until in moves)
+
+
+def test_thinned_samples_are_those_of_fewer_moments_and_of_all_queries() -> None:
+    def at(moment: float, worker: int, query: str) -> WorkerSample:
+        return WorkerSample(moment, worker, 4, 1, 10, 100, query)
+
+    # Two queries of one member, one of which begins later; workers of others are told of at other moments.
+    samples = [
+        at(moment + delay, worker, query)
+        for moment in range(100)
+        for worker, delay, queries in ((0, 0.0, "ab"), (1, 0.1, "ab"), (2, 0.2, "c"))
+        for query in queries
+        if query != "b" or moment > 30
+    ]
+    found = thinned(samples)
+    assert found == [one for one in samples if one in found] and found[0] == samples[0]
+    assert 0.45 * len(samples) < len(found) < 0.55 * len(samples)
+    for worker, own in per_worker(found).items():
+        alone = 10 if worker == 2 else 20
+        assert all(one.state_bytes == alone for one in own if one.at > 31), "queries stay together"
+        assert max(after.at - before.at for before, after in pairwise(own)) < 4
+    # A query on two members of one worker's number is not left out for another one.
+    both = [at(moment + 0.5 * (query == "b"), 0, query) for moment in range(100) for query in "ab"]
+    assert Counter(one.query for one in thinned(both)).most_common()[-1][1] >= 45
+    assert thinned([]) == [] and thinned(samples[:1] * 3) == samples[:1] * 3
 
 
 def test_windows_cover_every_slice_once_and_know_the_migration() -> None:

@@ -12,13 +12,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from engine_support import wait_for
-from penstock.spark._engine import residents
+import penstock as pk
+from engine_support import refuses, wait_for
+from penstock.errors import EngineError
+from penstock.spark._engine import handles, residents
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.residents import Residents
@@ -448,3 +451,76 @@ def test_a_member_that_does_not_fit_is_sent_away_until_one_does(
     [line] = [record for record in caplog.records if getattr(record, "event", "") == "member sent away"]
     assert line.levelname == "ERROR" and line.member == judged[0] and "0.0.9" in line.reason  # type: ignore[attr-defined]
     assert line.members == 0, "nobody serves meanwhile"  # type: ignore[attr-defined]
+
+
+class Whole(Context):
+    """As much of a SparkContext as a whole engine uses: one that has stopped has no `_jsc`."""
+
+    master = "local[4]"
+
+    def __init__(self, serves: bool) -> None:
+        super().__init__(**{"spark.driver.host": "127.0.0.1"})
+        tracker = SimpleNamespace(getExecutorInfos=list)
+        self._jsc: Any = SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker))
+        self.serves = serves
+
+    def getConf(self) -> Any:
+        return SimpleNamespace(get=self.settings.get, getAll=self.settings.items)
+
+    def mapPartitions(self, task: Callable[..., Any]) -> Any:
+        if not isinstance(task, residents.ResidentTask):
+            return SimpleNamespace(collect=lambda: list(task(iter([0]))))
+        return Rows(self, task if self.serves else list)
+
+    def end(self) -> None:
+        self._jsc = None
+        self.stop()
+
+    def session(self) -> Any:
+        return type("SparkSession", (), {"__module__": "pyspark.sql.session", "sparkContext": self})()
+
+
+def threads_of(engine: pk.Engine) -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("penstock") and engine.name in one.name]
+
+
+def test_an_engine_ends_with_its_context(caplog: pytest.LogCaptureFixture) -> None:
+    """What it left behind had its ports, its checkpoints and its slots for ever, and nobody could find it."""
+    context = Whole(serves=True)
+    engine = pk.Engine(context.session(), 1, name="orphan", metrics="127.0.0.1:0").start()
+    [member], metrics = engine.members(), str(engine.metrics_address)
+    assert engine in handles.open_engines(context) and not refuses(metrics)
+    context.end()
+    with pytest.raises(EngineError, match=r"^the Spark context of engine orphan was stopped: make a new engine on the"):
+        engine.stats()
+    wait_for(lambda: repr(engine).startswith("<penstock.Engine 'orphan': closed"), what="it closes itself")
+    wait_for(lambda: not threads_of(engine), what="the end of its threads")
+    assert engine not in handles._OPEN and refuses(metrics) and member.lost is not None
+    assert "engine orphan closes: its Spark context was stopped" in caplog.messages
+    with pytest.raises(EngineError, match="was stopped"):
+        engine.rescale(2)
+
+
+def test_a_start_ends_with_the_context_and_does_not_wait_for_slots() -> None:
+    context = Whole(serves=False)
+    engine = pk.Engine(context.session(), 1, name="unborn", start_timeout=120.0)
+    ends = threading.Thread(target=lambda: (wait_for(lambda: context.jobs, what="the resident's job"), context.end()))
+    ends.start()
+    with pytest.raises(EngineError, match="the Spark context of engine unborn was stopped"):
+        engine.start()
+    ends.join(60)
+    assert not threads_of(engine) and engine not in handles._OPEN
+
+
+def test_an_engine_that_starts_closes_those_whose_context_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may not have seen it yet, and have the port that it wants."""
+    context, second = Whole(serves=True), Whole(serves=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(pk.Engine, "_watch_context", lambda engine: None)
+        first = pk.Engine(context.session(), 1, name="cell", metrics="127.0.0.1:0").start()
+    context.end()
+    assert threads_of(first)
+    with pk.Engine(second.session(), 1, name="cell", metrics=first._scrape.address) as engine:  # type: ignore[union-attr]
+        assert handles.open_engines(second) == [engine] and first not in handles._OPEN
+    second.stop()
+    assert not threads_of(first)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import reduce
+from itertools import accumulate
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -196,7 +198,7 @@ class Timeline:
         """
         if not self.slices:
             return []
-        start = self.span[0]
+        start, migrating = self.span[0], _Spans(self.migrations)
         grouped: dict[int, list[Slice]] = {}
         for piece in list(self.slices):
             grouped.setdefault(int((piece.ended - start) / seconds), []).append(piece)
@@ -212,7 +214,7 @@ class Timeline:
                     p50_ns=p50,
                     p99_ns=p99,
                     max_ns=max(s.latency_ns for s in pieces),
-                    migrating=self._migrating(begin, begin + seconds),
+                    migrating=migrating.meet(begin, begin + seconds),
                 )
             )
         return result
@@ -224,18 +226,18 @@ class Timeline:
         migration ran. A list is empty when there is no such slice.
         """
         groups: dict[str, list[tuple[int, int]]] = {"resting": [], "migrating": [], "changing": []}
+        meanwhile = self._meanwhile()
         for piece in list(self.slices):
-            groups[self._meanwhile(piece.ended - piece.latency_ns / 1e9, piece.ended)].append(
-                (piece.latency_ns, piece.rows)
-            )
+            groups[meanwhile(piece.ended - piece.latency_ns / 1e9, piece.ended)].append((piece.latency_ns, piece.rows))
         return {name: quantiles(pieces, at) if pieces else [] for name, pieces in groups.items()}
 
     def epoch_seconds(self, query: str) -> dict[str, list[float]]:
         """Seconds of a query's epochs, Spark's share included, grouped as by `latency_ns`; each in order."""
         groups: dict[str, list[float]] = {"resting": [], "migrating": [], "changing": []}
+        meanwhile = self._meanwhile()
         for epoch in self.epochs:
             if epoch.query == query:
-                groups[self._meanwhile(epoch.started, epoch.ended)].append(epoch.whole_s)
+                groups[meanwhile(epoch.started, epoch.ended)].append(epoch.whole_s)
         return groups
 
     def hit(self, change: Change) -> Epoch | None:
@@ -243,13 +245,16 @@ class Timeline:
         found = [e for e in self.epochs if e.started < change.ended and change.started < e.ended]
         return max(found, key=lambda e: e.whole_s, default=None)
 
-    def _meanwhile(self, begin: float, end: float) -> str:
-        if any(c.started < end and begin < c.ended for c in self.changes):
-            return "changing"
-        return "migrating" if self._migrating(begin, end) else "resting"
+    def _meanwhile(self) -> Callable[[float, float], str]:
+        """What went on between two moments, as `latency_ns` names it."""
+        changing, migrating = _Spans(self.changes), _Spans(self.migrations)
 
-    def _migrating(self, begin: float, end: float) -> bool:
-        return any(m.started < end and begin < m.ended for m in self.migrations)
+        def what(begin: float, end: float) -> str:
+            if changing.meet(begin, end):
+                return "changing"
+            return "migrating" if migrating.meet(begin, end) else "resting"
+
+        return what
 
     def to_json(self) -> str:
         """The timeline as one JSON document, with a format version."""
@@ -334,6 +339,21 @@ def _good(value: Any, wanted: str) -> bool:
     return isinstance(value, {"str": str, "bool": bool}[wanted])
 
 
+class _Spans:
+    """When something went on; sorted once, so that a question costs a search and not a look at all of them."""
+
+    def __init__(self, of: Iterable[Migration | Change]) -> None:
+        ordered = sorted((one.started, one.ended) for one in of)
+        self._starts = [started for started, _ in ordered]
+        #: The last end of those up to each.
+        self._ends = list(accumulate((ended for _, ended in ordered), max))
+
+    def meet(self, begin: float, end: float) -> bool:
+        """Whether any of them began before `end` and ended behind `begin`."""
+        before = bisect_left(self._starts, end)
+        return before > 0 and begin < self._ends[before - 1]
+
+
 def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[int]:
     """Quantiles of (value, weight) pairs: the least value with at least that share of weight at or below.
 
@@ -366,6 +386,24 @@ def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSampl
         total = sum(count for (one, _), count in rows.items() if one == worker)
         result.setdefault(worker, []).append(replace(reduce(_add, own.values()), rows=total))
     return result
+
+
+def thinned(samples: Sequence[WorkerSample]) -> list[WorkerSample]:
+    """About half of some samples, in order of time, the first of each worker and query among them.
+
+    What stays lies evenly in time. Queries of a worker that are told of at one moment stay, or go, together.
+    """
+    if not samples:
+        return []
+    counts = Counter((sample.worker, sample.query) for sample in samples)
+    begin, end = min(sample.at for sample in samples), max(sample.at for sample in samples)
+    # Twice as wide as what lies between two samples of who told most.
+    width = 2 * (end - begin) / max(counts.values()) or 1.0
+    firsts: dict[tuple[int, str, int], float] = {}
+    for sample in samples:
+        firsts.setdefault((sample.worker, sample.query, int((sample.at - begin) / width)), sample.at)
+    moments = {(worker, at) for (worker, _, _), at in firsts.items()}
+    return [sample for sample in samples if (sample.worker, sample.at) in moments]
 
 
 def joined(migrations: Iterable[Migration]) -> list[Migration]:

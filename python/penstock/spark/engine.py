@@ -35,12 +35,12 @@ from penstock._figures import (
     scope_stats,
     to_table,
 )
-from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
+from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance, whole
 from penstock._options import yes_or_no
 from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage, shown
-from penstock.errors import ConfigError, EngineError, ForkError
+from penstock.errors import ConfigError, EngineError, ForkError, PenstockError
 from penstock.spark._engine import handles, interrupts
 from penstock.spark._engine.autobalance import Balanced
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
@@ -65,7 +65,7 @@ from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_flow, require_session
 from penstock.spark._tasks.place import Secret
-from penstock.spark._tasks.slots import advice, capacity, held_slots, present, require_slots
+from penstock.spark._tasks.slots import capacity, free_slots, held_slots, require_slots
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ class Engine:
     Parameters
     ----------
     spark : pyspark.sql.SparkSession
-        A classic session. The engine lives at most as long as its context.
+        A classic session. The engine lives at most as long as its context: it closes itself when that has been stopped.
     workers : int, default 2
         Resident processes; each holds one task slot for the engine's life.
     threads : int, default 1
@@ -182,6 +182,7 @@ class Engine:
         metrics: str | None = None,
     ) -> None:
         require_session(spark, "penstock.Engine")
+        counts: dict[str, int] = {}
         for label, value, least, most in (
             ("workers", workers, 1, 1 << 12),
             ("threads", threads, 1, 1 << 10),
@@ -191,28 +192,32 @@ class Engine:
             ("slice_rows", slice_rows, 1, 1 << 30),
             ("keep", keep, 1, 1 << 20),
         ):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            count = whole(value)
+            if count is None or not least <= count <= most:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
+            counts[label] = count
         _require_text("name", name)
         for label, choice in (("takeover", takeover), ("retry_sink", retry_sink)):
             yes_or_no(choice, label)
         self._secret = Secret.random(tls)
-        self._durable = {"keep": keep, "takeover": takeover, "retry_sink": retry_sink}
+        self._durable = {"keep": counts["keep"], "takeover": takeover, "retry_sink": retry_sink}
         self._start_timeout = parse_timeout(start_timeout, "start_timeout")
         self._silence = parse_timeout(member_timeout, "member_timeout", least_s=0.5, most_s=86_400.0)
         self._metrics = None if metrics is None else parse_address(metrics)
         keep_s = parse_timeout(linger, "linger", least_s=0.0)
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
-        self._workers = workers
-        self.threads = threads
-        self.bits = bits
+        self._workers = counts["workers"]
+        self.threads = counts["threads"]
+        self.bits = counts["bits"]
         self._spark = spark
-        self._port = registry_port
-        self._window = window
-        self._slice_rows = slice_rows
+        self._port = counts["registry_port"]
+        self._window = counts["window"]
+        self._slice_rows = counts["slice_rows"]
         self._staging_memory = None if staging_memory is None else parse_bytes(staging_memory, "staging_memory")
         self._staging_folders = _folders(staging_folders)
         self._lock = threading.RLock()
+        #: One thread at a time ends what there is.
+        self._ending = threading.RLock()
         self._queries = Queries(self.name)
         self._ended = Ended(spark, self.name, keep_s, self._gone)
         self._state = "new"
@@ -252,9 +257,11 @@ class Engine:
             self._state = "starting"
         try:
             self._begin()
-        except BaseException:
+        except BaseException as error:
             # Also where somebody else has closed it: what was made since then ends here.
             self._end_all()
+            if isinstance(error, Exception) and not isinstance(error, PenstockError) and self._orphaned:
+                self._require_starting()  # Spark raises many things then
             raise
         with self._lock:
             if self._state != "starting":
@@ -266,12 +273,31 @@ class Engine:
         """End every thread, port and Spark job of the engine; the state is gone. Harmless when done twice."""
         if self._process != os.getpid():
             return  # a forked child has nothing to end: the threads and the members are the parent's
+        with self._ending:
+            if self._state != "closed":
+                self._end_all()
+
+    @property
+    def _orphaned(self) -> bool:
+        """Whether its Spark context was stopped, and all its members with it."""
+        sc: Any = self._spark.sparkContext
+        return sc._jsc is None
+
+    def _watch_context(self) -> None:
+        """Close when the Spark context has ended: else ports and checkpoints stay taken, by whom nobody can find."""
         with self._lock:
-            if self._state == "closed":
+            if self._state not in ("starting", "open") or not self._orphaned:
                 return
-        self._end_all()
+            self._state = "closing"
+        log.warning("engine %s closes: its Spark context was stopped", self.name)
+        # The hub's thread is one of those that end.
+        threading.Thread(target=self.close, name=f"penstock-close-{self.name}", daemon=True).start()
 
     def _end_all(self) -> None:
+        with self._ending:
+            self._end_each()
+
+    def _end_each(self) -> None:
         with self._lock:
             self._state = "closing"
         interrupted: BaseException | None = None
@@ -343,6 +369,8 @@ class Engine:
 
     def _begin(self) -> None:
         began = time.monotonic()
+        self._require_starting()
+        handles.close_orphans()
         sc = self._spark.sparkContext
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
             raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
@@ -378,6 +406,7 @@ class Engine:
         executor.watch(journal.step)
         hub.listen(turn=lambda: journal.refused(hub.metrics))
         hub.listen(turn=journal.waits)
+        hub.listen(turn=self._watch_context)
         self._residents = Residents(
             sc,
             hub,
@@ -434,6 +463,8 @@ class Engine:
         self._decommissions.start()
 
     def _require_starting(self) -> None:
+        if self._orphaned:
+            raise EngineError(self._told_stopped())
         if self._state != "starting":
             raise EngineError(f"engine {self.name} was closed while it started")
 
@@ -644,7 +675,7 @@ class Engine:
             moves then, in every query that is meant. It waits in a query that is broken off, and is lost with one
             that is dropped. By default it begins when the migrations asked for before have ended.
         query : StreamingQuery or str, or a list of them, optional
-            Default every running query. Several are checked together: all of them move, or none.
+            Default every running query that keeps state. Several are checked together: all of them move, or none.
 
         Returns
         -------
@@ -678,6 +709,8 @@ class Engine:
                 stands = [f"query {found.name} {found.status}" for found in self._queries.all()]
                 told = "; ".join([f"engine {self.name} has no running query: nothing can move", *stands])
                 raise EngineError(told)
+            # Others have no bins, and would refuse what is meant for those that have.
+            chosen = [found for found in chosen if found.program.operators] or chosen
         named = {found.name: found for found in chosen}
         handle = Migration(lambda name: named[name].require_outside(epoch))
         assert self._setup is not None, "a query runs"
@@ -699,7 +732,8 @@ class Engine:
         by : int, default 1
             How many bits. A part has 20 bits at most.
         query : StreamingQuery or str, or a list of them, optional
-            Default every running query. Several are checked together: in all of them bins are split, or in none.
+            Default every running query that keeps state. Several are checked together: in all of them bins are split,
+            or in none.
 
         Returns
         -------
@@ -793,7 +827,7 @@ class Engine:
         strategy, batch_size, max_pause, gap
             As for `migrate`.
         query : StreamingQuery or str, optional
-            Default every running query; by rows or time it may be left out when it is alone.
+            Default every running query that keeps state; by rows or time it may be left out when it is alone.
 
         Returns
         -------
@@ -888,9 +922,11 @@ class Engine:
             first: a split copies what it divides. What one key fills is told of (`Look.why`). None for any size.
         workers : (int, int), optional
             The fewest and the most workers, as for `rescale`. The number is set to what the offered rates of all
-            queries together need at the rates that busy workers have shown, four fifths busy (DS2); up after `patience`
-            looks, down after three times as many, and only where those that stay would be less than 72 % busy. It does
-            not go down while some query has not been measured, which is at ends of its batches. Without, it is only
+            queries together, of those without state too, need at the rates that busy workers have shown, four fifths
+            busy (DS2); up after `patience` looks, down after three times as many, and only where those that stay would
+            be less than 72 % busy. It does not go down while some query has not been measured, which is at ends of its
+            batches. Where there are not as many task slots it goes up to what there are; where nothing says how many,
+            by one at a time, and for ten minutes not again to a number for which they did not come. Without, it is only
             told (`Look.needed`).
         dry_run : bool, default False
             Tell what would be done and why (`Look.why`, log lines ``balance advised``), and do nothing.
@@ -919,7 +955,8 @@ class Engine:
         with self._lock:
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError(f"engine {self.name} is balanced already: close that handle first")
-            self._autobalance = Autobalance(Balanced(self), rules, self.name)
+            host = Balanced(self)
+            self._autobalance = Autobalance(host, rules, self.name, host.room)
             return self._autobalance.start()
 
     def _stop_autobalance(self) -> None:
@@ -965,19 +1002,13 @@ class Engine:
         that keeps state in memory alone is, where members go, until it is started again or dropped.
         """
         self._require_open()
-        if isinstance(workers, bool) or not isinstance(workers, int) or not -1 < workers <= 1 << 12:
-            raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {1 << 12}")
-        assert self._rescales is not None
-        sc = self._spark.sparkContext
-        bound = capacity(sc)
-        found, held = present(sc, bound), sum(held_slots(sc).values())
-        # One slot is for the queries' own tasks.
         most = 1 << 12
-        free = most if found.slots is None else min(most, max(0, found.slots - 1 - held))
-        setting = found.setting
-        if bound.slots is not None and workers > self.workers + free:
-            setting = f"{setting}. {advice(found, held - self.workers + workers + 1)}"
-        return self._rescales.ask(workers, free, setting)
+        count = whole(workers)
+        if count is None or not -1 < count <= most:
+            raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {most}")
+        assert self._rescales is not None
+        free, setting = free_slots(self._spark.sparkContext, count - self.workers)
+        return self._rescales.ask(count, most if free is None else min(most, free), setting)
 
     def owners(self, query: Any = None) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step of the query; -1 of a bin that is split (`bins`).
@@ -1107,6 +1138,10 @@ class Engine:
     def _holds_slots_of(self, sc: Any) -> bool:
         return self._spark.sparkContext is sc and self._state in ("starting", "open")
 
+    def _serves(self, checkpoint: str, but: Any) -> bool:
+        """Whether it has a query, other than `but`, whose state is at a place."""
+        return self._queries.kept_at(checkpoint, but) is not None
+
     def _job_groups(self) -> list[str]:
         return [] if self._residents is None else self._residents.groups()
 
@@ -1122,9 +1157,17 @@ class Engine:
 
     def _require_open(self) -> None:
         self._require_here()
+        if self._orphaned:
+            raise EngineError(self._told_stopped())
         if self._state != "open":
             what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
             raise EngineError(f"engine {self.name} {what}")
+
+    def _told_stopped(self) -> str:
+        return (
+            f"the Spark context of engine {self.name} was stopped: make a new engine on the present session, which"
+            " SparkSession.builder.getOrCreate() gives"
+        )
 
 
 def engines(spark: SparkSession) -> list[Engine]:

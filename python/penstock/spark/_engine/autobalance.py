@@ -5,13 +5,19 @@ Owns: what is known of the queries at a look, and how moves are asked for: by th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock._autobalance import PAUSE_S, Looked, see_through
 from penstock._parts import Part, Parts
+from penstock.errors import SlotsError
+from penstock.spark._tasks.slots import free_slots
 
 __all__ = ["Balanced"]
+
+#: How long a number of workers is not asked for again for which task slots did not come, seconds.
+_AGAIN_S = 600.0
 
 
 class Balanced:
@@ -20,6 +26,10 @@ class Balanced:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
         self.threads: int = engine.threads
+        #: The last rescale that was asked for here.
+        self._asked: Any = None
+        #: A number for which task slots did not come, and until when it is not asked for, of `time.monotonic`.
+        self._late = (0, 0.0)
         self.whole: str | None = None
 
     @property
@@ -52,9 +62,8 @@ class Balanced:
         )
 
     def looked(self) -> list[Looked]:
-        """What is known of each running query that keeps state."""
-        running = [found for found in self._engine._queries.all() if found.running]
-        return [looked for found in running if (looked := self.look_at(found)).owners]
+        """What is known of each running query, also of those without state: they keep the workers busy, too."""
+        return [self.look_at(found) for found in self._engine._queries.all() if found.running]
 
     def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
         """Move bins, and wait for the end."""
@@ -73,9 +82,28 @@ class Balanced:
         if merges:
             see_through(self._engine.merge(merges, query=query), stopping)
 
+    def room(self, workers: int) -> int:
+        """The number to ask for on the way to so many workers: those that there are where it cannot be more.
+
+        Of a rescale for which some slots do not come nothing stays, so where that may be it is one more at a time.
+        """
+        there = int(self._engine.workers)
+        if workers <= there:
+            return workers
+        if self._asked is not None and isinstance(self._asked.error, SlotsError):
+            self._late, self._asked = (self._asked.workers, time.monotonic() + _AGAIN_S), None
+        free, _ = free_slots(self._engine._spark.sparkContext, workers - there)
+        if free is not None:
+            workers = min(workers, there + free)
+        late, until = self._late
+        is_late = time.monotonic() < until
+        if free is None or is_late:
+            workers = min(workers, there + 1)
+        return there if is_late and workers >= late else workers
+
     def resize(self, workers: int) -> None:
-        """Ask for another number of workers, where there are slots."""
-        self._engine.rescale(workers)
+        """Ask for another number of workers."""
+        self._asked = self._engine.rescale(workers)
 
     def tell(self, query: str, advised: bool, **facts: Any) -> None:
         """Enter in the log what was done for a query, or what would be."""

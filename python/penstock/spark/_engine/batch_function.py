@@ -6,12 +6,14 @@ Owns: which Spark query a function serves, and telling a query that was stopped 
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock._migration import whole
 from penstock._storage import OWN_FOLDER, Storage, open_storage
 from penstock.errors import ConfigError, EngineError
 from penstock.spark._engine.program import Program
@@ -62,13 +64,19 @@ def parse_batch_id(batch_id: object) -> int:
     >>> parse_batch_id(7)
     7
     """
-    try:
-        number = -1 if isinstance(batch_id, bool) else operator.index(batch_id)  # type: ignore[arg-type]
-    except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 63:
+    number = whole(batch_id)
+    if number is None or not 0 <= number < 1 << 63:
         raise ConfigError(f"batch_id={batch_id!r}: the number of a batch is an int of at least 0")
     return number
+
+
+@dataclass
+class _Call:
+    """One batch, as far as it is known whose it is."""
+
+    query_id: str
+    name: str | None
+    batch: int | None = None
 
 
 class BatchFunction:
@@ -115,26 +123,37 @@ class BatchFunction:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Run one batch; see `Engine.foreach_batch` for what it raises."""
         self.error = None
+        began, call = time.monotonic(), _Call(self.query_id or self._direct, self._name)
         try:
-            self._run(df, parse_batch_id(batch_id))
+            call.batch = parse_batch_id(batch_id)
+            self._run(df, call.batch, call)
         except BaseException as error:
             self.error = error
+            self._tell_failed(call, time.monotonic() - began, error)
             raise
 
-    def _run(self, df: DataFrame, batch_id: int) -> None:
+    def _tell_failed(self, call: _Call, seconds: float, error: BaseException) -> None:
+        """Whatever a call raises is counted and told, also where it was refused before the query was asked."""
+        setup = self._engine._setup
+        if setup is not None:
+            name = self._engine._queries.label(call.query_id, call.name or call.query_id)
+            stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
+            setup.journal.batch_failed(call.query_id, call.batch, seconds, error, stopped, name)
+
+    def _run(self, df: DataFrame, batch_id: int, call: _Call) -> None:
         engine = self._engine
         engine._require_open()
         require_classic(df, "penstock.Engine.foreach_batch")
         sc = df.sparkSession.sparkContext
-        query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
+        query_id = call.query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
         assert engine._setup is not None
         assert engine._commits is not None
         stream = None
         if query_id != self._direct:
             # A session knows its own queries alone.
             stream = engine._commits.facts(query_id).query() or engine._spark.streams.get(query_id)
+        name = call.name = self._name or (stream.name if stream is not None else None) or query_id
         self._bind(query_id, batch_id)
-        name = self._name or (stream.name if stream is not None else None) or query_id
         # Spark names the jobs of a run after it, unless the user has named them.
         run: tuple[str, str | None] = query_id, None
         if query_id != self._direct:

@@ -254,16 +254,24 @@ class Journal:
             counters.add("penstock_batch_phase_seconds_total", name, phase, value=max(0.0, taken))
         counters.set("penstock_last_batch", name, value=batch)
         counters.set("penstock_last_batch_timestamp_seconds", name, value=time.time())
-        told = {f"{phase}_seconds": taken for phase, taken in phases.items()}
+        told: dict[str, Any] = {f"{phase}_seconds": taken for phase, taken in phases.items()}
         self._tell(logging.INFO, "batch committed", query, batch=batch, rows=rows, seconds=seconds, **told)
 
-    def batch_failed(self, query: str, batch: int, seconds: float, reason: BaseException, stopped: bool) -> None:
-        """A batch raises, or nobody waits for it any more."""
+    def batch_failed(
+        self,
+        query: str,
+        batch: int | None,
+        seconds: float,
+        reason: BaseException,
+        stopped: bool,
+        name: str | None = None,
+    ) -> None:
+        """A batch raises, or nobody waits for it any more; `name` is for a query that has had none before."""
         outcome = "stopped" if stopped else "failed"
-        self.counters.add("penstock_batches_total", self._name_of(query) or query, outcome)
+        self.counters.add("penstock_batches_total", self._name_of(query) or name or query, outcome)
         why = None if stopped else _reason(reason)
         level = logging.INFO if stopped else logging.ERROR
-        self._tell(level, f"batch {outcome}", query, batch=batch, seconds=seconds, reason=why)
+        self._tell(level, f"batch {outcome}", query, name, batch=batch, seconds=seconds, reason=why)
 
     def forget(self, query: str, name: str) -> None:
         """A query is dropped: its id, and what people called it."""
@@ -527,14 +535,14 @@ class Journal:
 
     # Inside
 
-    def _tell(self, level: int, event: str, query: str | None = None, **facts: Any) -> None:
+    def _tell(self, level: int, event: str, query: str | None = None, name: str | None = None, **facts: Any) -> None:
         about: dict[str, Any] = {}
         if query is not None:
             with self._lock:
                 generation, members = self._generations.get(query, (None, None))
                 batch = self._batches.get(query)
             about = {"generation": generation, "members": members, "batch": batch}
-            about = {"query": self._name_of(query) or query, **about}
+            about = {"query": self._name_of(query) or name or query, **about}
         about |= {name: value for name, value in facts.items() if value is not None}
         tell(log, level, event, engine=self.engine, **about)
 

@@ -35,6 +35,8 @@ class _Move:
     report: MoveReport
     end: Callable[[Mapping[str, Any] | None, Exception | None], None]
     refused: PenstockError | None = None
+    #: Whether its turn has come.
+    begun: bool = False
 
 
 #: How the protocol refuses the moves of a query because of another one's.
@@ -122,6 +124,7 @@ class Moves:
     def _moving(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
             move = self._open[facts["handle"]]
+        move.begun = True
         move.handle.planned(move.report, int(facts["ranges"]))
 
     def _moved(self, facts: Mapping[str, Any]) -> None:
@@ -143,7 +146,10 @@ class Moves:
             error = EngineError(self._about(move, facts))
             failure = cause.failure if isinstance(cause, Call) else cause
             error.__cause__ = failure.exception() if isinstance(failure, Failure) else None
-            move.end(None, error)
+            if not move.begun:
+                return move.end(None, error)
+            # What has moved until then is no other's.
+            self._recorder.after_refresh(lambda: self._cut_off(move, error))
 
     def _about(self, move: _Move, facts: Mapping[str, Any]) -> str:
         """What is said of a migration that did not take place, or not to its end, and what to do."""
@@ -169,6 +175,10 @@ class Moves:
             )
         )
         move.end(moved, None)
+
+    def _cut_off(self, move: _Move, error: EngineError) -> None:
+        move.report.bytes = self._recorder.take_moved_bytes(move.report.query)
+        move.end(None, error)
 
     def _break(self, error: EngineError) -> None:
         with self._lock:

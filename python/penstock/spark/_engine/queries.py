@@ -53,6 +53,11 @@ class Queries:
         with self._lock:
             return self._held.get(query_id)
 
+    def kept_at(self, url: str, but: Query | None = None) -> Query | None:
+        """The query, other than `but`, whose state is at a place."""
+        held = [one for one in list(self._held.values()) if one is not but]
+        return next((one for one in held if _place(one.checkpoint) == place(url)), None)
+
     def calling(self) -> str | None:
         """The id of the query in whose call the calling thread is: its sink asks, or a call of it waits."""
         return next((one.id for one in self.all() if one.calls_here), None)
@@ -60,6 +65,11 @@ class Queries:
     def name_of(self, query_id: str) -> str | None:
         """What people call the query of an id."""
         return self._names.get(query_id)
+
+    def label(self, query_id: str, name: str) -> str:
+        """What people call a query that has had no batch, and is to be called so."""
+        taken = {query.name for query in list(self._held.values())}
+        return name if name not in taken else f"{name} ({query_id})"
 
     def find(self, query: Any) -> Query:
         """The query that somebody means: a stream, an id, a name, or None where there is but one.
@@ -123,18 +133,14 @@ class Queries:
                     )
                 self._modules |= program.sources
                 return found
-            here = _place(url)
-            other = next(
-                (one for one in self._held.values() if here is not None and _place(one.checkpoint) == here), None
-            )
+            other = None if url is None else self.kept_at(url)
             if other is not None:
                 raise EngineError(
                     f"the state of query {other.name} ({other.id}) is at {_shown(url)}: give query {query_id} a"
                     " checkpoint of its own",
                     query=query_id,
                 )
-            taken = {query.name for query in self._held.values()}
-            label = name if name not in taken else f"{name} ({query_id})"
+            label = self.label(query_id, name)
             made = Query(setup, program, query_id, label, stream, storage)
             self._held[query_id] = made
             self._names[query_id] = label

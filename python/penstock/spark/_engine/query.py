@@ -34,7 +34,7 @@ from penstock.errors import (
     StorageError,
 )
 from penstock.report._timeline import Epoch
-from penstock.spark._engine import drains, feeds
+from penstock.spark._engine import drains, feeds, handles
 from penstock.spark._engine.cutoff import ending_at_loss
 from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub
@@ -350,10 +350,6 @@ class Query:
                 }
                 journal.beside(self.id, *measured.beside)
                 journal.batch_committed(self.id, batch_id, measured.rows, seconds, phases)
-            except BaseException as error:
-                stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
-                journal.batch_failed(self.id, batch_id, time.monotonic() - clock, error, stopped)
-                raise
             finally:
                 if measured.served:
                     measured.files_s = time.monotonic() - measured.served
@@ -672,6 +668,10 @@ class Query:
             raise StorageError(where + text)
         if kind == "OtherPlan":
             self.program = before
+        if kind == "Held" and self.storage is not None:
+            other = handles.serving(self.storage.url, self)
+            if other is not None:
+                text += f". Engine {other} of this process has a query there: close it (pk.spark.engines gives it)"
         if kind == "OutOfOrder":
             about |= {"epoch": told["asked"], "expected": told["at"] + 1}
         if kind == "NoMembers":

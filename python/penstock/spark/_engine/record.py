@@ -1,7 +1,8 @@
 """What an engine has measured: the latest figures of every worker, and its timeline.
 
 Owns: asking the members for figures a few times a second, and keeping what they tell within bounded memory. All
-times are seconds since 1970; the members' clocks are taken as they are.
+times are seconds since 1970; the members' clocks are taken as they are. Samples of workers, which are made all the
+time, lie further apart the older they are, so that they reach back to the beginning like what comes now and then.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from sys import intern
 from typing import Any, NamedTuple
 
 from penstock import _loads
+from penstock._figures import ENGINE_MOVES
 from penstock._parts import Part
-from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample
+from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample, thinned
 from penstock.spark._engine.hub import Call, Hub, Member
 from penstock.spark._engine.metrics import Sample
 
@@ -22,7 +26,7 @@ __all__ = ["Loads", "Recorder"]
 
 #: How often the members are asked, seconds.
 PERIOD_S = 0.25
-#: Entries kept of each kind; the oldest go first.
+#: Entries kept of each kind; the oldest go first, of samples every second one.
 _EPOCHS, _SLICES, _MIGRATIONS, _SAMPLES, _MOVES = 100_000, 500_000, 10_000, 200_000, 200_000
 
 
@@ -67,17 +71,20 @@ class Recorder:
         self._epochs: deque[Epoch] = deque(maxlen=_EPOCHS)
         self._slices: deque[Slice] = deque(maxlen=_SLICES)
         self._migrations: deque[Migration] = deque(maxlen=_MIGRATIONS)
-        self._samples: deque[WorkerSample] = deque(maxlen=_SAMPLES)
-        self._moves: deque[dict[str, Any]] = deque(maxlen=_MOVES)
+        self._samples: list[WorkerSample] = []
+        #: Values in the order of `ENGINE_MOVES`: there may be many, and a dict takes three times as much.
+        self._moves: deque[tuple[Any, ...]] = deque(maxlen=_MOVES)
         self._changes: deque[Change] = deque(maxlen=_MIGRATIONS)
         #: query -> bytes of state that its bins took between processes, not yet told of.
         self._moved: dict[str, int] = {}
         #: (query, worker) -> the latest figures, of workers that are gone too: one of that number may come again, and
         #: counts on.
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
+        #: Those of them whose member has died, or runs the query no more.
+        self._ended: set[tuple[str, int]] = set()
         #: (query, worker) -> generation, and rows and late rows of the generations before it.
         self._earlier: dict[tuple[str, int], tuple[int, int, int]] = {}
-        hub.listen(turn=self._turn)
+        hub.listen(turn=self._turn, lost=self._lost)
 
     # Told by the engine
 
@@ -109,6 +116,7 @@ class Recorder:
             for table in (self._latest, self._earlier):
                 for key in [key for key in table if key[0] == query]:
                     del table[key]
+            self._ended = {key for key in self._ended if key[0] != query}
 
     # Read by users
 
@@ -133,7 +141,7 @@ class Recorder:
             Of the members of the newest generation.
         """
         asked = {"do": "stats", "query": query, "loads": True}
-        calls = [self._hub.call(member, asked, hook=self._take) for member in self._hub.members()]
+        calls = [self._hub.call(member, asked, hook=partial(self._take, of=query)) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
         generation = -1
         loads = _loads.Loads()
@@ -177,13 +185,14 @@ class Recorder:
             return self._moved.pop(query, 0)
 
     def latest(self) -> list[dict[str, Any]]:
-        """The latest figures of every worker of every query: those of its newest generation that any has told of."""
+        """The latest figures of every worker of every query that is there, of its newest generation."""
         with self._lock:
-            entries = [entry for _, entry in sorted(self._latest.items())]
+            entries = sorted(self._latest.items())
             newest: dict[str, int] = {}
-            for entry in entries:
-                newest[entry["query"]] = max(entry["generation"], newest.get(entry["query"], 0))
-            return [dict(entry) for entry in entries if entry["generation"] == newest[entry["query"]]]
+            for (query, _), entry in entries:
+                newest[query] = max(entry["generation"], newest.get(query, 0))
+            there = [entry for key, entry in entries if key not in self._ended]
+            return [dict(entry) for entry in there if entry["generation"] == newest[entry["query"]]]
 
     def samples(self) -> list[Sample]:
         """The latest figures for a scrape: nobody is asked for them."""
@@ -214,16 +223,18 @@ class Recorder:
 
     def moves(self) -> list[dict[str, Any]]:
         """The log of moved bins."""
-        return list(self._moves)
+        return [dict(zip(ENGINE_MOVES.names, move, strict=True)) for move in list(self._moves)]
 
     def timeline(self, conditions: Mapping[str, str]) -> Timeline:
         """A copy of everything measured."""
+        with self._lock:
+            samples = list(self._samples)
         return Timeline(
             self._title,
             list(self._epochs),
             list(self._slices),
             list(self._migrations),
-            list(self._samples),
+            samples,
             dict(conditions),
             list(self._changes),
         )
@@ -246,22 +257,46 @@ class Recorder:
     def _ask(self, member: Member) -> Call:
         return self._hub.call(member, {"do": "stats"}, hook=self._take)
 
-    def _take(self, call: Call) -> None:
+    def _take(self, call: Call, of: str | None = None) -> None:
+        """Enter what a member has answered: of one query, or of all that it runs."""
         if call.lost is not None or call.failure is not None:
             return
         call.member.process = call.body.get("process", {})
         at = time.time()
+        running: set[tuple[str, int]] = set()
         for key, figures in call.body.get("queries", {}).items():
             name = self._name_of(key)
             if name is None:
                 continue
             # A generation may have ended since the last time, or have come and gone.
             told = [*figures.get("ended", ()), *([figures] if "group" in figures else ())]
+            if "group" in figures and call.member.lost is None:
+                running |= {(name, int(worker["worker"])) for worker in figures["group"]["workers"]}
             shown: dict[int, WorkerSample] = {}
             for one in told:
                 shown |= self._group(call.member, name, int(one["generation"]), one["group"], at)
             # Of a worker with an earlier life in one answer the timeline has what it is now: it is one worker.
-            self._samples.extend(shown.values())
+            self._enter(shown.values())
+        meant = None if of is None else self._name_of(of)
+        with self._lock:
+            before = [worker for worker in self._of(call.member) if of is None or worker[0] == meant]
+            self._ended.update(worker for worker in before if worker not in running)
+
+    def _enter(self, samples: Iterable[WorkerSample]) -> None:
+        with self._lock:
+            self._samples += samples
+            if len(self._samples) >= _SAMPLES:
+                older, newer = self._samples[: _SAMPLES // 2], self._samples[_SAMPLES // 2 :]
+                # Of workers that told once each there is no second one to leave out.
+                self._samples = thinned(older)[-_SAMPLES * 3 // 8 :] + newer
+
+    def _lost(self, member: Member) -> None:
+        with self._lock:
+            self._ended.update(self._of(member))
+
+    def _of(self, member: Member) -> list[tuple[str, int]]:
+        """The workers that a member told of last; with the lock."""
+        return [key for key, entry in self._latest.items() if entry["member"] == member.id]
 
     def _group(
         self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float
@@ -276,7 +311,8 @@ class Recorder:
             for sample in group["slices"]:
                 self._slices.append(Slice(sample["ended_ns"] / 1e9, sample["latency_ns"], sample["rows"]))
             for move in group["moves"]:
-                self._moves.append({"query": query, "at": int(move["at_ns"]), **move})
+                known = {"query": query, "at": int(move["at_ns"]), **move, "what": intern(move["what"])}
+                self._moves.append(tuple(known[name] for name in ENGINE_MOVES.names))
                 self._moved[query] = self._moved.get(query, 0) + int(move["bytes"])
         return found
 
@@ -291,6 +327,7 @@ class Recorder:
         if before is not None and known != generation:
             rows, late = before["rows"], before["late_rows"]
         self._earlier[key] = (generation, rows, late)
+        self._ended.discard(key)
         bins = list(worker["bins"])
         staging: Mapping[str, Any] = member.process.get("staging") or {}
         load = WorkerSample(

@@ -44,7 +44,7 @@ def require_classic(thing: Any, what: str) -> None:
     ------
     UnsupportedSession
         For a Spark Connect session or DataFrame (the message says what works there), for anything that is neither,
-        and where this Spark does not run on this Python.
+        for those of a context that was stopped, and where this Spark does not run on this Python.
 
     Examples
     --------
@@ -62,6 +62,14 @@ def require_classic(thing: Any, what: str) -> None:
         raise UnsupportedSession(
             f"{what}: Spark {_spark()} imports distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} does"
             " not have: use Python 3.11 or Spark 4, or pip install setuptools here and on the executors"
+        )
+    # By its class: what a DataFrame or Column does not have, it takes for a column.
+    session = thing.sparkSession if hasattr(type(thing), "sparkSession") else thing
+    context = session.sparkContext if hasattr(type(session), "sparkContext") else None
+    if context is not None and context._jsc is None:
+        raise UnsupportedSession(
+            f"{what}: the Spark context of this {type(thing).__name__} was stopped; make it from the present session,"
+            " which SparkSession.builder.getOrCreate() gives"
         )
 
 

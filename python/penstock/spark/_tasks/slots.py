@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import SlotsError
 from penstock.spark._engine.handles import open_engines
 
-__all__ = ["Capacity", "advice", "capacity", "executor_count", "held_slots", "present", "require_gang", "require_slots"]
+__all__ = ["Capacity", "capacity", "executor_count", "free_slots", "held_slots", "require_gang", "require_slots"]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def capacity(sc: Any) -> Capacity:
     return from_settings(sc.master, conf, lambda: int(sc._jvm.java.lang.Runtime.getRuntime().availableProcessors()))
 
 
-def present(sc: Any, found: Capacity) -> Capacity:
+def _present(sc: Any, found: Capacity) -> Capacity:
     """The same, bounded by the executors that there are, where no setting bounds it and Spark has no more made.
 
     Ask when the executors have come: those of a context that has just started are still on their way.
@@ -149,7 +149,7 @@ Start Spark with local[3] or more
     beside = _beside(held)
     raise SlotsError(
         f"{workers} workers hold {workers} task slots{beside} and the queries need one more: {need};"
-        f" {found.setting} allows {found.slots}. {advice(found, need, bool(beside))}",
+        f" {found.setting} allows {found.slots}. {_advice(found, need, bool(beside))}",
         needed=need,
         available=found.slots,
         setting=found.setting,
@@ -187,7 +187,7 @@ local[3] or more
     beside = _beside(held)
     raise SlotsError(
         f"a gang of {tasks} tasks needs {tasks} task slots at once{beside}; {found.setting} allows {found.slots}."
-        f" {advice(found, need, bool(beside))}",
+        f" {_advice(found, need, bool(beside))}",
         needed=need,
         available=found.slots,
         setting=found.setting,
@@ -198,7 +198,7 @@ def _beside(held: Mapping[str, int] | None) -> str:
     return "".join(f", engine {name} holds {count}" for name, count in held.items()) if held else ""
 
 
-def advice(found: Capacity, need: int, beside: bool = False) -> str:
+def _advice(found: Capacity, need: int, beside: bool = False) -> str:
     """What to set for so many slots; `beside` where other engines hold some of them."""
     name, cores = found.setting.partition("=")[0], need * found.cpus
     if re.match(r"local(\[|$)", name):
@@ -220,6 +220,31 @@ def held_slots(sc: Any, but: Any = None) -> dict[str, int]:
             # Users name engines, perhaps alike.
             held[engine.name] = held.get(engine.name, 0) + engine.workers
     return held
+
+
+def free_slots(sc: Any, more: int) -> tuple[int | None, str]:
+    """Slots that engines of a Spark context may still take, and what bounds them.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+        Whose executors have come.
+    more : int
+        How many are wanted, for what is said where there are fewer.
+
+    Returns
+    -------
+    (int or None, str)
+        One slot is left for the queries' own tasks. None where nothing bounds them.
+    """
+    bound = capacity(sc)
+    found, held = _present(sc, bound), sum(held_slots(sc).values())
+    if found.slots is None:
+        return None, found.setting
+    free = max(0, found.slots - 1 - held)
+    if bound.slots is not None and more > free:
+        return free, f"{found.setting}. {_advice(found, held + more + 1)}"
+    return free, found.setting
 
 
 def executor_count(sc: Any) -> int:
