@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -570,3 +571,67 @@ def test_a_library_that_is_only_on_the_parents_path_is_found(tmp_path: Path) -> 
         assert pk.execute(program, workers=1, processes=2) == [0, 10]
     finally:
         sys.path.remove(str(tmp_path))
+
+
+_LOW = """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + {room}, hard))
+"""
+_FEW_FILES = pytest.mark.skipif(
+    0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048, reason="so many files may not be open here"
+)
+
+
+@_FEW_FILES
+@pytest.mark.parametrize("room", [4, 12])
+def test_a_soft_limit_on_open_files_is_raised_as_far_as_processes_need(room: int) -> None:
+    """Too few for this process to start them, or for them to hear of each other; and for those that may come later."""
+    script = _script(
+        _LOW.format(room=room)
+        + textwrap.dedent(
+            """
+            def program(worker):
+                with worker.dataflow() as scope:
+                    handle, stream = scope.input()
+                    stream.broadcast().collect()
+                worker.bootstrap()
+                if worker.index == 0:
+                    worker.admit()
+                while worker.peers < 7:
+                    worker.step_or_park()
+                handle.send([worker.index])
+                return worker.peers, resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 3 * 106
+            print(set(pk.execute(program, workers=1, processes=6, join=100)))
+            """
+        )
+    )
+    out, err = script.communicate(timeout=100)
+    assert out == "{(7, True)}\n" and script.returncode == 0, err[-2000:]
+
+
+@_FEW_FILES
+def test_a_soft_limit_on_open_files_is_raised_as_far_as_the_processes_of_a_flow_need() -> None:
+    script = _script(
+        _LOW.format(room=4)
+        + textwrap.dedent(
+            """
+            import pyarrow as pa
+            def limit(batch):
+                return pa.record_batch({"soft": [resource.getrlimit(resource.RLIMIT_NOFILE)[0]] * batch.num_rows})
+            flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count()).map_batches(limit, schema="soft bigint")
+            with flow.run(pa.table({"k": range(100)}), processes=1) as results:
+                results.rescale(3)
+                print(min(row["soft"] for batch in results for row in batch.to_pylist()) > 3 * 256)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard := len(os.listdir("/dev/fd")) + 40, hard))
+            try:
+                flow.collect(pa.table({"k": range(100)}), processes=50)
+            except pk.errors.ConfigError as error:
+                print(error)
+            """
+        )
+    )
+    out, err = script.communicate(timeout=100)
+    assert script.returncode == 0, err[-2000:]
+    told, refused = out.splitlines()
+    assert told == "True" and refused.startswith("processes=50: 50 worker processes need "), refused

@@ -193,6 +193,26 @@ def test_what_is_empty_has_any_nodes(empty: Any) -> None:
     assert deltas.update({"e": text}, {"e": empty()}).num_rows == 2
 
 
+def test_batches_that_have_neither_rows_nor_types_do_not_tell_what_nodes_are() -> None:
+    nothing = pa.record_batch({"a": pa.nulls(0), "b": pa.nulls(0)})
+    many = [2**63, 1]
+    for values in (["007", "7"], [7, 8], pa.array(many, pa.uint64())):
+        batch = pa.record_batch({"a": values, "b": values})
+        found = pk.graph.match("p(x, y) :- e(x, y)", {"e": iter([nothing, nothing, batch, nothing])})
+        assert rows(found) == sorted(zip(batch["a"].to_pylist(), batch["b"].to_pylist(), strict=True))
+    numbers, text = pa.record_batch({"a": [1], "b": [2]}), pa.record_batch({"a": ["1"], "b": ["2"]})
+    for wrong, says in (
+        ([pa.record_batch({"a": [1.0], "b": [2.0]})], "column 'a' is double; nodes are integers or text"),
+        ([pa.record_batch({"a": [True], "b": [False]})], "column 'a' is bool; nodes are integers or text"),
+        ([numbers, text], "has text for nodes in some batches, and nodes are numbers elsewhere"),
+        ([text, nothing, numbers], "has numbers for nodes in some batches, and nodes are text elsewhere"),
+        ([pa.record_batch({"a": [1]})], "edges need two"),
+        ([7], "expected record batches, got int"),
+    ):
+        with pytest.raises((errors.SchemaError, errors.ConfigError), match=says):
+            pk.graph.match("p(x, y) :- e(x, y)", {"e": iter([nothing, *wrong])})
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_edge_files(tmp_path: Path, packed: bool) -> None:
     text = b"# SNAP\r\n1\t2\r\n\n2   3\n% more\n1,3,0.5\n18446744073709551615 1"

@@ -68,6 +68,18 @@ def test_deltas_refuse_and_stay_as_they_were() -> None:
         pk.graph.Deltas("p(diff) :- e(diff, x)")
 
 
+def test_a_first_batch_without_rows_or_types_lets_no_other_nodes_in() -> None:
+    nothing = pa.record_batch({"a": pa.nulls(0), "b": pa.nulls(0)})
+    deltas = pk.graph.Deltas("p(x, y) :- e(x, y)")
+    for values, says in ((["007", "7"], "has text for nodes"), ([1.0], "is double"), ([True], "is bool")):
+        batch = pa.record_batch({"a": values, "b": values})
+        with pytest.raises(errors.SchemaError, match=says):
+            deltas.update({"e": iter([nothing, batch])})
+    assert deltas.update({"e": iter([nothing, pa.record_batch({"a": [1], "b": [2]})])}).num_rows == 1
+    named = pk.graph.Deltas("p(x, y) :- e(x, y)", ids="text")
+    assert named.update({"e": iter([nothing, pa.record_batch({"a": ["007"], "b": ["7"]})])}).num_rows == 1
+
+
 def test_an_epoch_is_given_again_until_the_next_is_fed() -> None:
     deltas = pk.graph.Deltas(TRIANGLE)
     clique = edges_of(itertools.combinations(range(6), 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import doctest
 import functools
 import gc
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -334,7 +336,22 @@ WRONG: list[tuple[ordered.Step, Any, str]] = [
     (ordered.map_batches(lambda b: 5), pa.record_batch({"a": [1]}), "RecordBatch, a Table"),
     (ordered.map_batches(lambda b: b.slice(0, 1), same_length=True), pa.record_batch({"a": [1, 2]}), "as many rows"),
     (ordered.rows(), 3, "needs items that are record batches"),
-    (ordered.batches("a bigint, b bigint"), (1,), "tuples of 2 values"),
+    (ordered.batches("a bigint, b bigint"), (1,), r"has 1 values, expected 2 \(a, b\)"),
+    (ordered.batches("a bigint"), 7, "is 7, expected a tuple or a dict"),
+    (ordered.batches("a bigint, b bigint"), {"a": 1}, "has the columns a; expected a, b"),
+    (ordered.batches("a bigint"), {"a": 1, "c": 2}, "has the columns a, c; expected a"),
+    (ordered.batches("a bigint, b bigint"), {"a": 1, "c": 2}, "has the columns a, c; expected a, b"),
+    (ordered.batches("a bigint NOT NULL"), (None,), "has a null in column 'a', which is NOT NULL"),
+    (ordered.batches("a struct<n: bigint NOT NULL>"), ({"n": None},), "has a null inside: column 'a' has a null in"),
+    (ordered.batches("a bigint"), (1.5,), "has 1.5 in column 'a', expected int64"),
+    (ordered.batches(pa.schema({"a": pa.uint8()})), (-0.5,), "has -0.5 in column 'a', expected uint8"),
+    (ordered.batches("a bigint"), (decimal.Decimal("1.5"),), r"has Decimal\('1.5'\) in column 'a', expected int64"),
+    (ordered.batches("a int"), (np.float32(1.5),), "in column 'a', expected int32"),
+    (ordered.batches("a date"), (1.5,), "has 1.5 in column 'a', expected date32"),
+    (ordered.batches("a timestamp"), (1.5,), "has 1.5 in column 'a', expected timestamp"),
+    (ordered.batches("a array<bigint>"), ([1, 1.5],), r"has \[1, 1.5\] in column 'a', expected list<"),
+    (ordered.batches("a map<string, bigint>"), ({"x": 1.5},), "in column 'a', expected map<"),
+    (ordered.batches("a struct<n: array<int>>"), ({"n": [0.5]},), "in column 'a', expected struct<"),
 ]
 
 
@@ -412,6 +429,122 @@ def test_rows_and_batches_are_inverse() -> None:
         [ordered.rows(), ordered.filter(lambda r: r[1] != 2), ordered.batches(batches[0].schema)]
     )
     assert pa.Table.from_batches(pipeline.run(batches)).to_pylist() == [{"k": "b", "v": 1}, {"k": "b", "v": 3}]
+
+
+def values_of(results: Iterable[Any]) -> list[Any]:
+    """The rows of all batches; an exception as its type, its text and its notes."""
+    found: list[Any] = []
+    it = iter(results)
+    while True:
+        try:
+            found += [tuple(row.values()) for row in next(it).to_pylist()]
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append((type(error), str(error), list(error.__notes__)))
+
+
+@pytest.mark.parametrize("chunk", [1, 20])
+def test_rows_of_every_kind_may_stand_beside_each_other(chunk: int) -> None:
+    rows = [{"n": n, "t": str(n)} if n % 3 else (n, str(n)) if n % 2 else [n, str(n)] for n in range(20)]
+    pipeline = ordered.Pipeline([ordered.batches("n bigint, t string")])
+    for order in (rows, rows[::-1]):
+        wanted = [tuple(row.values()) if isinstance(row, dict) else tuple(row) for row in order]
+        assert values_of(pipeline.run(order, mode="inline", chunk=chunk)) == wanted
+
+    def step(state: Any, item: int) -> Any:
+        return state, [{"n": item, "t": "dict"}, (item, "tuple")]
+
+    keyed = ordered.partitioned(step, key=lambda n: n % 2, initial=0, schema="n bigint, t string")
+    found = values_of(ordered.Pipeline([keyed]).run(range(20), mode="inline", chunk=chunk))
+    assert found == [(n, kind) for n in range(20) for kind in ("dict", "tuple")]
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "auto"])
+@pytest.mark.parametrize("chunk", [1, 2, 7, 100, None])
+def test_a_row_that_does_not_fit_costs_no_other_row(mode: str, chunk: int | None) -> None:
+    rows: list[Any] = [(n,) for n in range(1_000)]
+    bad = {0: ("bad",), 500: (1, 2), 501: (0.5,), 700: None, 999: {"m": 1}}
+    for place, row in bad.items():
+        rows[place] = row
+    pipeline = ordered.Pipeline([ordered.batches("n bigint")])
+    found = values_of(pipeline.run(rows, mode=mode, chunk=chunk, workers=1 if mode == "inline" else 2))
+    assert [value for value in found if value[0] is not errors.UserFunctionError] == [
+        row for place, row in enumerate(rows) if place not in bad
+    ]
+    for place in bad:
+        kind, text, notes = found[place]
+        assert kind is errors.UserFunctionError and text.startswith("batches needs rows that fit its schema; one ")
+        assert notes == [f"item {place} of the input, in batches"]
+
+
+def test_a_row_of_an_item_or_of_the_end_that_does_not_fit_costs_no_other_row() -> None:
+    def step(state: int, item: int) -> Any:
+        return state + 1, [(item, 1), (item, "bad" if item == 3 else 2), (item, 3)]
+
+    def finish(key: int, state: int) -> Any:
+        return [(key, "bad" if key == 1 else state)]
+
+    keyed = ordered.partitioned(step, key=lambda n: n % 3, initial=0, finish=finish, schema="n bigint, v bigint")
+    found = values_of(ordered.Pipeline([keyed]).run(range(6), mode="inline"))
+    wanted: list[Any] = [(n, v) for n in range(6) for v in (1, 2, 3)] + [(0, 2), (1, 2), (2, 2)]
+    for place, where in ((10, "item 3 of the input"), (19, "at the end of the input")):
+        kind, text, notes = found[place]
+        assert kind is errors.UserFunctionError and "has 'bad' in column 'v', expected int64" in text
+        assert notes == [f"{where}, in {keyed.name}"]
+        del wanted[place]
+        wanted.insert(place, found[place])
+    assert found == wanted
+
+
+def count_rows(state: int, rows: Any) -> Any:
+    return state + (rows.num_rows if isinstance(rows, pa.RecordBatch) else 1), None
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("key", ["k", ["k"], ["name", "k"]])
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_a_nan_of_a_column_is_one_key(mode: str, key: Any, batches: bool) -> None:
+    nan = float("nan")
+    batch = pa.record_batch({"k": [nan, nan, 1.0, None, nan, -0.0, 0.0], "name": ["x"] * 7})
+    coded = pa.record_batch({"k": batch["k"].dictionary_encode(), "name": batch["name"]})
+    step = ordered.partitioned(count_rows, key=key, initial=0, batches=batches, finish=_told)
+    found = list(ordered.Pipeline([step]).run([batch, batch, coded], mode=mode, workers=2, chunk=1))
+    keys = [number if isinstance(number, (float, type(None))) else number[-1] for number, _ in found]
+    assert list(map(repr, keys)) == ["nan", "1.0", "None", "-0.0"] and [count for _, count in found] == [9, 3, 3, 6]
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_keyed_flow_that_has_failed_says_so_for_all_that_follows(mode: str, chunk: int) -> None:
+    def picky(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch["v"][0].as_py() == 2:
+            raise Boom("two")
+        return batch
+
+    flow = pk.Flow("k string, v bigint").map_batches(picky, schema="k string, v bigint").key_by("k").agg(n=pk.count())
+    batches: list[Any] = batches_of([("a", v) for v in range(5)], 1)
+    line = ordered.Pipeline([ordered.flow(flow, name="counts")])
+    # What is no batch, or not of its schema, does not reach the flow.
+    items = [7, pa.record_batch({"w": [1]}), *batches]
+    found: list[Any] = []
+    with line.run(items, mode=mode, workers=2, chunk=chunk) as results:
+        while True:
+            try:
+                found.append(next(results))
+            except StopIteration:
+                break
+            except Exception as error:
+                found.append(error)
+    assert [type(one) for one in found[:2]] == [errors.UserFunctionError, errors.SchemaError]
+    lost = [one for one in found if isinstance(one, errors.OrderedError)]
+    assert len(lost) == 3 and isinstance(first := lost[0].__cause__, errors.UserFunctionError) and first in found
+    places = ("item 5 of the input", "item 6 of the input", "at the end of the input")
+    for error, where in zip(lost, places, strict=True):
+        assert error.__cause__ is first and error.__notes__ == [f"{where}, in flow counts"]
+        text = str(error)
+        assert text.startswith("flow counts: its state was lost when item 4 of the input failed (UserFunctionError: ")
+        assert text.endswith("run the pipeline again") and "Boom: two" in text
 
 
 def test_flows_are_steps() -> None:

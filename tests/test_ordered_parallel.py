@@ -1153,3 +1153,58 @@ def test_errors_at_the_end_of_the_input_say_so() -> None:
     with pytest.raises(errors.ItemTimeout, match=r"within 1\.0 s for the end of the input; its process") as timed:
         next(slow_end)
     assert (timed.value.item, timed.value.last) == (None, None)
+
+
+def full(n: int) -> np.ndarray[Any, Any]:
+    return np.full(100_000, float(n))
+
+
+def take_all_files() -> list[int]:
+    """Open files until no more may be."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    held = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    return held
+
+
+STEPS_OF_LARGE_RESULTS: dict[str, Callable[[], ordered.Step]] = {
+    "map": lambda: ordered.map(full),
+    "stateful": lambda: ordered.stateful(lambda state, n: (state, [full(n)]), initial=0),
+}
+
+
+@pytest.mark.parametrize("step", STEPS_OF_LARGE_RESULTS)
+def test_a_large_result_for_which_no_file_may_be_opened_is_an_error_in_its_place(step: str) -> None:
+    def child() -> None:
+        line = ordered.Pipeline([STEPS_OF_LARGE_RESULTS[step]()])
+        results = line.run(range(6), mode="processes", workers=1, chunk=1, in_flight=1)
+        assert next(results)[0] == 0.0
+        held = take_all_files()
+        with pytest.raises(errors.NotPicklable, match="no file may be opened for a large message") as caught:
+            next(results)
+        assert caught.value.item == 1
+        for file in held:
+            os.close(file)
+        assert [array[0] for array in results] == [2.0, 3.0, 4.0, 5.0]
+
+    in_child(child)
+
+
+def without_files(item: Any) -> Any:
+    """Gives back large results, and takes nothing large any more."""
+    take_all_files()
+    return item, full(7), b"b" * 300_000
+
+
+def test_a_process_that_may_open_no_file_gives_large_results_and_says_what_it_cannot_take() -> None:
+    first, second, third = outcomes(
+        pk.ordered_map(without_files, [1, full(1), 2], mode="processes", workers=1, chunk=1)
+    )
+    for (item, array, text), number in ((first, 1), (third, 2)):
+        assert item == number and array[99_999] == 7.0 and len(text) == 300_000
+    assert second[0] is errors.NotPicklable and "item 1 of the input cannot be restored in a worker" in second[1]
+    assert "no file may be opened for a large message" in second[1]

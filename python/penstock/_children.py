@@ -32,10 +32,19 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["Child", "Pipe", "Watch", "enter", "how_ended", "require_descriptors", "require_interpreter"]
+__all__ = [
+    "Child",
+    "Pipe",
+    "Watch",
+    "allow_descriptors",
+    "enter",
+    "how_ended",
+    "require_descriptors",
+    "require_interpreter",
+]
 
-#: Open files of a parent for each child, at most: its socket, the one that tells its end, and the memory of messages.
-#: And what starting one takes.
+#: Open files of a parent for each child, at most: its socket, the one that tells its end, and the memory of messages or
+#: its connections. And what starting one takes.
 _FILES, _SPARE = 5, 32
 #: Seconds between two looks at children whose ends the system does not tell.
 _LOOK = 0.1
@@ -81,19 +90,26 @@ def require_descriptors(children: int, what: str) -> None:
     """
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     there = len(os.listdir("/dev/fd")) + _SPARE
-    wanted = there + _FILES * children
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if most < there + children:
+    if hard != resource.RLIM_INFINITY and hard < there + children:
         raise ConfigError(
             f"{what}: {children} worker processes need {there + children} open files, and the hard limit of this"
-            f" process is {hard}; ask for {max(1, most - there)} at most, or raise the limit (ulimit -Hn, or"
+            f" process is {hard}; ask for {max(1, hard - there)} at most, or raise the limit (ulimit -Hn, or"
             " LimitNOFILE= of a service)"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    allow_descriptors(children)
+
+
+def allow_descriptors(others: int) -> None:
+    """Raise the limit on open files for so many children, or processes that this one talks to, as far as it goes."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/dev/fd")) + _SPARE + _FILES * others
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard))
 
 
 class Pipe:

@@ -44,7 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock._children import Child, Pipe, how_ended, require_interpreter
+from penstock._children import Child, Pipe, allow_descriptors, how_ended, require_descriptors, require_interpreter
 from penstock._rescale import LocalRescale, Rescale, RescaleProgress
 from penstock.errors import ConfigError, EngineError, PenstockError, WorkerLost
 
@@ -189,6 +189,7 @@ class Crew:
         from penstock import _mesh, _pickles
 
         require_interpreter()
+        allow_descriptors(0)
         try:
             program = _pickles.dumps((plan, calls))
         except Exception as error:
@@ -247,7 +248,11 @@ class Crew:
         ------
         EngineError
             When a rescale is under way.
+        ConfigError
+            When this process may not open as many files.
         """
+        if (more := processes - len(self.processes)) > 0:
+            require_descriptors(more, f"processes={processes}")
         with self._changed:
             under_way = self._now or self._asked
             if under_way is not None:
@@ -666,6 +671,7 @@ def child(control: socket.socket) -> None:
 def _take_part(pipe: Pipe, job: _Job) -> tuple[str, Any]:
     from penstock import _mesh, _native
 
+    allow_descriptors(MOST_PROCESSES)  # of those that come later nobody tells it
     try:
         plan, calls = pickle.loads(job.program)
         door = _mesh.listen()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,9 @@ def test_wrong_results_are_named() -> None:
         (lambda row: None, "result 0 is None, expected a RecordBatch, or a row"),
         (lambda row: ("one",) if row["id"] == 2 else (1,), "result 1 has 'one' in column 'id', expected int64"),
         (lambda row: (2**70,), "result 0 has 1180591620717411303424 in column 'id', expected int64"),
+        (lambda row: (row["id"] / 2,), "result 0 has 0.5 in column 'id', expected int64"),
+        (lambda row: {"id": Decimal("1.5")}, "result 0 has Decimal('1.5') in column 'id', expected int64"),
+        (lambda row: {"id": 1} if row["id"] == 1 else {"ident": 1}, "result 1 has the columns ident; expected id"),
         (lambda row: pa.record_batch({"other": [1]}), "result 0: has no column 'id'; it has other"),
     ]:
         with pytest.raises(SchemaError) as caught:
@@ -248,9 +252,37 @@ def test_wrong_results_are_named() -> None:
         one(lambda row: (None if row["id"] == 2 else 1,), "id bigint NOT NULL")
     with pytest.raises(SchemaError, match=r"is \[1\], not a pyarrow RecordBatch; rows need a schema"):
         one(lambda batch: [1], None, rows=False)
+    with pytest.raises(SchemaError, match=r"result 0 has 1\.5 in column 'at', expected timestamp"):
+        one(lambda row: (1.5,), "at timestamp")
     assert one(twice, None, rows=False)[0].column("id").to_pylist() == [2, 4]
     mixed = one(lambda row: (1,) if row["id"] == 1 else pa.record_batch({"id": pa.array([7], pa.int8())}), "id bigint")
     assert [batch.to_pydict() for batch in mixed] == [{"id": [1]}, {"id": [7]}]
+
+
+def test_rows_before_one_that_is_refused_leave_first() -> None:
+    """A pipeline may give tuples and dicts among each other."""
+
+    def made(row: dict[str, Any]) -> Any:
+        number = row["id"]
+        return (number,) if number % 2 else {"id": "bad" if number == 50 else number}
+
+    batch = pa.record_batch({"id": range(100)})
+    line = ordered.Pipeline([ordered.map(made)])
+    results = pk.spark.ordered(line, "id bigint", rows=True, workers=1, mode="inline")([batch])
+    found: list[int] = []
+    with pytest.raises(SchemaError, match="result 50 has 'bad' in column 'id', expected int64"):
+        for out in results:
+            found += out.column("id").to_pylist()
+    assert found == list(range(50))
+
+
+def test_two_columns_of_one_name_make_no_rows() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    over_rows = pk.spark.ordered(lambda row: (row["a"],), "id bigint", rows=True, workers=1, mode="inline")
+    with pytest.raises(SchemaError, match="the input has 2 columns named 'a'; rename one of them"):
+        list(over_rows([batch]))
+    over_batches = pk.spark.ordered(lambda batch: batch.slice(0, 1), None, workers=1, mode="inline")
+    assert next(iter(over_batches([batch]))).schema.names == ["a", "a"]
 
 
 def test_errors_of_the_input_stay_what_they_are() -> None:

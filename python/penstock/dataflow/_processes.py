@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from penstock import _pickles
-from penstock._children import Child, Pipe, how_ended, require_interpreter
+from penstock._children import Child, Pipe, allow_descriptors, how_ended, require_descriptors, require_interpreter
 from penstock.dataflow._threads import Failure, collect_outcomes, first_cause
 from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
 
@@ -62,8 +62,8 @@ class _Job:
     group: str
     program: bytes
     start_timeout: float
-    #: Whether more may join.
-    joinable: bool = False
+    #: So many workers more may join.
+    join: int = 0
     #: Of a process that joins: where it dials, by process.
     doors: tuple[tuple[int, str], ...] | None = None
 
@@ -141,6 +141,7 @@ class _Joins:
             return None
         count = self._waiting.pop(0)
         doors = tuple((child.process, child.door) for child in there if child.door is not None)
+        allow_descriptors(1)
         child = _Child(len(self._children), count, joins=True)
         self._children.append(child)
         job = replace(self._job, process=child.process, threads=count, doors=doors)
@@ -153,13 +154,14 @@ def run_processes(
 ) -> list[R]:
     """Run a program on `threads` workers in each of `processes` new processes; `join` may come. See `execute`."""
     require_interpreter()
+    require_descriptors(processes, f"processes={processes}")
     try:
         code = _pickles.dumps(program)
     except Exception as error:
         raise ProgramError(f"the program cannot be sent to other processes: {error}") from error
     secret, group = secrets.token_bytes(32), secrets.token_hex(8)
     children: list[_Child] = []
-    job = _Job(0, processes, threads, secret, group, code, start_timeout, joinable=join > 0)
+    job = _Job(0, processes, threads, secret, group, code, start_timeout, join)
     start = time.monotonic() + start_timeout
     try:
         for process in range(processes):
@@ -298,7 +300,7 @@ def _serve(pipe: Pipe, job: _Job) -> list[tuple[str, int | None, bytes]]:
         return []
     parent = _Parent(pipe)
     parent.watch(seats)
-    ask = parent.ask if job.joinable else None
+    ask = parent.ask if job.join else None
     outcomes = collect_outcomes(seats, program, ask=ask, joining=job.threads if job.doors else 0)
     # Leave in order: the others may have something to finish, and would take a connection that just ends for a crash.
     seats.close()
@@ -314,7 +316,8 @@ def _connected(pipe: Pipe, job: _Job) -> Seats | None:
     """The places of this process in the run; none of one that joins when all have left."""
     from penstock import _mesh
 
-    door = _mesh.listen() if job.joinable else None
+    allow_descriptors(job.processes + job.join)
+    door = _mesh.listen() if job.join else None
     if job.doors is not None:
         joined = _mesh.join(job.process, job.doors, job.secret, group=job.group, timeout=job.start_timeout)
         if joined is not None and door is not None:
@@ -333,7 +336,7 @@ def _connected(pipe: Pipe, job: _Job) -> Seats | None:
         job.threads,
         group=job.group,
         timeout=job.start_timeout,
-        joinable=job.joinable,
+        joinable=job.join > 0,
     )
     if door is not None:
         door.welcome(seats, job.secret, group=job.group)

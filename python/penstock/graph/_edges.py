@@ -138,9 +138,13 @@ class Source:
                 f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
             )
         for batch in self.batches:
-            fields = [batch.schema.field(at) for at in (0, 1)]
-            if self.ids is not None and (node_kind(self.name, fields) == "text") != (self.ids == "text"):
-                raise SchemaError(f"relation {self.name!r} has text for nodes in some batches and numbers in others")
+            told = _told(self.name, [batch.schema.field(at) for at in (0, 1)])
+            if told is not None and (told == "text") != (ids == "text"):
+                some, others = ("text", "numbers") if told == "text" else ("numbers", "text")
+                raise SchemaError(
+                    f"relation {self.name!r} has {some} for nodes in some batches, and nodes are {others} elsewhere;"
+                    " bring them to one type"
+                )
             columns = batch.columns
             for at in (0, 1):
                 try:
@@ -206,15 +210,15 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
             f"relation {name!r}: edges are Arrow data (a table, a frame), record batches, paths or a Spark DataFrame,"
             f" not {type(edges).__name__}"
         )
-    iterator = iter(edges)
-    first = next(iterator, None)
-    if first is None:
-        return Source(name, None, ())
-    if not hasattr(first, "__arrow_c_array__"):
-        raise ConfigError(f"relation {name!r}: expected record batches, got {type(first).__name__}")
-    first = _rows(name, first, pa.record_batch)
-    batches = _picked(name, _chain(name, first, iterator), columns)
-    return Source(name, _told(name, _two(name, first.schema, columns)), batches)
+    iterator: Iterator[Any] = iter(edges)
+    for given in iterator:
+        if not hasattr(given, "__arrow_c_array__"):
+            raise ConfigError(f"relation {name!r}: expected record batches, got {type(given).__name__}")
+        first = _rows(name, given, pa.record_batch)
+        told = _told(name, _two(name, first.schema, columns))
+        if told is not None or first.num_rows:  # else the next one tells
+            return Source(name, told, _picked(name, _chain(name, first, iterator), columns))
+    return Source(name, None, ())
 
 
 def _rows(name: str, data: Any, read: Callable[[Any], T]) -> T:

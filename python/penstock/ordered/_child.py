@@ -51,7 +51,11 @@ def _serve(sock: socket.socket) -> None:
         return
     _reply(sock, ("ready",))
     while True:
-        body, buffers = wire.receive(sock)
+        try:
+            body, buffers = wire.receive(sock)
+        except wire.NoFile as error:
+            _reply(sock, ("broken", str(error)))
+            continue
         try:
             kind, place, *rest = wire.loads(body, buffers)
         except BaseException as error:

@@ -6,7 +6,8 @@
 Invariants: only one thread at a time works on a table (the runtime runs one part of a partition at a time); a step
 that raises leaves its key the state from before; a chunk that `merge` returns has its values in the order of the
 items that they came from, whatever order its parts were done in; outputs of `finish` follow, in the order in which
-keys first appeared; a `KeyedFlow` touches its flow in one thread of its own.
+keys first appeared; a `KeyedFlow` touches its flow in one thread of its own, and gives nothing of a state that an error
+has broken.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from types import CoroutineType
 from typing import Any
 
 from penstock._coroutines import unawaited
-from penstock.errors import NotPicklable
-from penstock.ordered._chunk import Chunk, Failure
+from penstock.errors import NotPicklable, OrderedError
+from penstock.ordered._chunk import Chunk, Failure, place_of
 from penstock.ordered._steps import Step
 from penstock.ordered._transforms import failure, misfit, refuse_coroutines, wrong
 
@@ -365,6 +366,8 @@ class KeyedFlow:
         self._conform = conform
         self._aside: Any = None
         self._run: Any = None
+        #: What it failed with, and where: its state is lost since.
+        self._lost: tuple[BaseException, str] | None = None
         #: The thread of the flow while it is in a call.
         self.busy: int | None = None
 
@@ -376,7 +379,9 @@ class KeyedFlow:
     def __call__(self, chunk: Chunk) -> None:
         from penstock.ordered._transforms import expand
 
-        expand(chunk, lambda batch: self._do(self._push, batch), self.name)
+        pairs = zip(chunk.numbers(), chunk.values, strict=True)
+        numbers = iter([number for number, value in pairs if value.__class__ is not Failure])
+        expand(chunk, lambda batch: self._do(self._push, batch, next(numbers)), self.name)
         if chunk.final:
             try:
                 made = self._do(self._finish)
@@ -403,23 +408,34 @@ class KeyedFlow:
         finally:
             self.busy = None
 
-    def _push(self, batch: Any) -> list[Any]:
-        import pyarrow as pa
-
-        from penstock._functions.inline import all_of
+    def _push(self, batch: Any, number: int) -> list[Any]:
         from penstock.ordered._transforms import need_batch
 
         need_batch(batch, self.name)
-        run = self._made()
-        return [pa.record_batch(out) for out in all_of(run, run.push(self._conform(batch, self._schema)))]
+        fitting = self._conform(batch, self._schema)
+        return self._all_of(number, lambda run: run.push(fitting))
 
     def _finish(self) -> list[Any]:
+        return self._all_of(-1, lambda run: run.finish())
+
+    def _all_of(self, number: int, work: Callable[[Any], list[Any]]) -> list[Any]:
+        """What the run makes of an item; it cannot go on where that fails."""
         import pyarrow as pa
 
         from penstock._functions.inline import all_of
 
+        if self._lost is not None:
+            error, place = self._lost
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise OrderedError(
+                f"{self.name}: its state was lost when {place} failed ({why}); run the pipeline again"
+            ) from error
         run = self._made()
-        return [pa.record_batch(out) for out in all_of(run, run.finish())]
+        try:
+            return [pa.record_batch(out) for out in all_of(run, work(run))]
+        except BaseException as error:
+            self._lost = (error, place_of(number))
+            raise
 
     def _made(self) -> Any:
         if self._run is None:

@@ -10,8 +10,7 @@ Invariant: `serial` of the operators, one after the other on every chunk in orde
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from penstock.ordered._chunk import Chunk
@@ -55,6 +54,18 @@ class _OfGroup:
         return self.call(state, item[1])
 
 
+def _key_of_group() -> Callable[[tuple[Any, Any]], Any]:
+    """The key of ``(key, rows)``, where all NaN are one: each row, and each worker process, makes another one."""
+    from penstock._functions.state import own_nan
+
+    def key_of(item: tuple[Any, Any]) -> Any:
+        key = item[0]
+        kind = key.__class__
+        return own_nan(key) if kind is float or (kind is tuple and float in map(type, key)) else key
+
+    return key_of
+
+
 def compile_steps(steps: Sequence[Step]) -> list[Operator]:
     """The operators of a pipeline."""
     operators: list[Operator] = []
@@ -78,17 +89,14 @@ def compile_steps(steps: Sequence[Step]) -> list[Operator]:
             else:
                 single = isinstance(key, str)
                 names: tuple[str, ...] = (key,) if single else key
-                by: Any
                 if step.option("batches"):
                     stateless(f"split of {step.name}", ByKey(names, single, step.name))
-                    assert step.call is not None
-                    step, by = dataclasses.replace(step, call=_OfGroup(step.call)), itemgetter(0)
                 else:
                     columns = step.option("columns")
                     stateless(f"rows of {step.name}", _KeyedRows(columns, names, single, step.name))
-                    step, by = dataclasses.replace(step, call=_OfGroup(step.call)), itemgetter(0)
-                options = dict(step.options) | {"key": by}
-                operators.append(Keyed(dataclasses.replace(step, options=tuple(options.items()))))
+                options = dict(step.options) | {"key": _key_of_group()}
+                step = dataclasses.replace(step, call=_OfGroup(step.call), options=tuple(options.items()))
+                operators.append(Keyed(step))
             if schema is not None:
                 stateless(f"batches of {step.name}", Batches(schema, step.name, by_item=True))
         elif step.kind == "flow" and step.option("keyed"):

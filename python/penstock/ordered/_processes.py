@@ -477,6 +477,8 @@ class Pool:
             return ("failed", Failure(made))
         self._deaths = 0
         try:
+            if isinstance(answer, wire.NoFile):
+                raise answer
             reply: tuple[Any, ...] = wire.loads(*answer)
         except Exception as error:
             made = NotPicklable(
@@ -499,6 +501,8 @@ class Pool:
             child.socket.settimeout(timeout)
             wire.send(child.socket, body, buffers)
             return wire.receive(child.socket)
+        except wire.NoFile as error:
+            return error
         except TimeoutError:
             self._replace(worker, child)
             return _Late()

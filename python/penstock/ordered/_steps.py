@@ -287,7 +287,8 @@ def flow(flow: Flow, *, name: str | None = None) -> Step:
     """A native operator: a whole `penstock.Flow` over items that are record batches.
 
     A flow without keys works on many batches at once. One with keys sees all batches in order, like `stateful`; what
-    is still open at the end of the input comes out then.
+    is still open at the end of the input comes out then. Unlike there, an error in it loses its state: each later batch
+    is an `OrderedError` then, and the end of the input is one, that names the item and has that error as its cause.
 
     Examples
     --------
@@ -324,7 +325,8 @@ def rows(*columns: str) -> Step:
 def batches(schema: Any) -> Step:
     """Tuples or dicts in, record batches of `schema` out: neighbouring rows come in one batch.
 
-    How many rows a batch has is up to the run; the rows and their order are not.
+    How many rows a batch has is up to the run; the rows and their order are not. A row that does not fit is an error in
+    its own place: a dict with other columns, a null where the schema says NOT NULL, a fraction for a whole number.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock._coroutines import unawaited
 from penstock.errors import ConfigError, UserFunctionError
-from penstock.ordered._chunk import Chunk, Failure, add_note, mark, marked, place_of
+from penstock.ordered._chunk import Chunk, Failure, add_note, item_of, mark, marked, place_of
 from penstock.ordered._steps import Step
 
 __all__ = ["Stopped", "Transform", "failure", "make_transform", "misfit", "refuse_coroutines", "wrong"]
@@ -289,9 +289,13 @@ class ByKey:
         expand(chunk, self._groups, self.name)
 
     def _groups(self, batch: Any) -> Iterable[Any]:
+        from penstock._functions.state import own_nan
+
         need_batch(batch, self.name)
         lists = [column_of(batch, name, self.name).to_pylist() for name in self.columns]
         keys = lists[0] if self.single else list(zip(*lists, strict=True))
+        if any(float in set(map(type, values)) for values in lists):
+            keys = list(map(own_nan, keys))
         places: dict[Any, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(key, []).append(place)
@@ -319,23 +323,29 @@ class Batches:
     """See `steps.batches`; with `by_item` the rows of different items stay in different batches."""
 
     def __init__(self, schema: Any, name: str = "batches", by_item: bool = False) -> None:
-        self.schema, self.name, self.by_item = schema, name, by_item
+        from penstock.ordered._packing import Misfit, Packer
+
+        self.name, self.by_item = name, by_item
+        self._packer, self._misfit = Packer(schema), Misfit
 
     def __call__(self, chunk: Chunk) -> None:
         out: list[Any] = []
         origins: list[int] = []
         rows: list[Any] = []
-        first = 0
+        numbers: list[int] = []
 
         def flush() -> None:
-            if rows:
-                try:
-                    out.append(self._batch(rows))
-                except BaseException as error:
-                    out.append(failure(error, first, self.name))
+            for place, made in self._packer.pack(rows):
+                number = numbers[place]
+                if isinstance(made, self._misfit):
+                    error = wrong(self.name, f"needs rows that fit its schema; one {made}", item_of(number))
+                    error.__cause__ = made.__cause__
+                    made = failure(error, number, self.name)
                     chunk.failed += 1
-                origins.append(first)
-                rows.clear()
+                out.append(made)
+                origins.append(number)
+            rows.clear()
+            numbers.clear()
 
         for number, value in zip(chunk.numbers(), chunk.values, strict=True):
             if value.__class__ is Failure:
@@ -343,26 +353,12 @@ class Batches:
                 out.append(value)
                 origins.append(number)
                 continue
-            if self.by_item and number != first:
+            if self.by_item and numbers and number != numbers[0]:
                 flush()
-            if not rows:
-                first = number
             rows.append(value)
+            numbers.append(number)
         flush()
         chunk.values, chunk.origins = out, origins
-
-    def _batch(self, rows: list[Any]) -> Any:
-        import pyarrow as pa
-
-        names = self.schema.names
-        if isinstance(rows[0], dict):
-            return pa.RecordBatch.from_pylist(rows, schema=self.schema)
-        for row in rows:
-            if not isinstance(row, (tuple, list)) or len(row) != len(names):
-                raise wrong(self.name, f"needs tuples of {len(names)} values ({', '.join(names)}), got {row!r:.80}")
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
-        return pa.record_batch(arrays, schema=self.schema)
 
 
 class StatelessFlow:

@@ -3,7 +3,10 @@
 A message is a pickle (protocol 5) over a stream socket. What is large leaves the pickle and goes through shared memory:
 record batches as an Arrow stream, and every other buffer that knows how to (numpy arrays). The memory is an anonymous
 file whose descriptor travels with the message; the receiver maps it privately and reads in place, without a copy. What
-was received holds memory, and no descriptor: results that are kept may be many more than files that may be open.
+was received holds memory, and no descriptor: results that are kept may be many more than files that may be open. Where
+no file may be opened for it, what is large goes along over the socket.
+
+Invariant: a message that cannot be had for want of a descriptor is read to its end, so that the next one can be.
 
 Trust: both ends of the socket belong to one user, who started the other one and whose functions run there.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import copyreg
 import ctypes
+import errno
 import io
 import itertools
 import mmap
@@ -23,9 +27,9 @@ import sys
 import weakref
 from typing import Any
 
-__all__ = ["Ended", "dumps", "loads", "receive", "send"]
+__all__ = ["Ended", "NoFile", "dumps", "loads", "receive", "send"]
 
-#: Length of the pickle, number of buffers in shared memory, bytes of shared memory.
+#: Length of the pickle, number of buffers, bytes of shared memory: 0 where they follow the pickle.
 _HEAD = struct.Struct("<QIQ")
 _PLACE = struct.Struct("<QQ")
 #: From how many bytes on a buffer goes through shared memory.
@@ -49,6 +53,10 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 class Ended(ConnectionError):
     """The other side is gone."""
+
+
+class NoFile(OSError):
+    """A message cannot be had, since no more files may be open here."""
 
 
 def _load_batch(body: Any) -> Any:
@@ -111,31 +119,50 @@ def loads(body: Any, buffers: list[Any] | None = None) -> Any:
 
 def send(sock: socket.socket, body: bytes, buffers: list[Any]) -> None:
     """Send a message that `dumps` made."""
-    if _memfd is None or not (buffers or len(body) >= BODY):
-        sock.sendall(_HEAD.pack(len(body), 0, 0) + body)
+    handle = _memory() if buffers or len(body) >= BODY else None
+    if handle is None:
+        places = b"".join(_PLACE.pack(0, buffer.nbytes) for buffer in buffers)
+        sock.sendall(_HEAD.pack(len(body), len(buffers), 0) + places + body)
+        for buffer in buffers:
+            sock.sendall(memoryview(buffer).cast("B"))
         return
+    try:
+        _send_in_memory(sock, body, buffers, handle)
+    finally:
+        os.close(handle)
+
+
+def _memory() -> int | None:
+    """A file for what is large; None where there is no such thing, or no more files may be open: then it goes along."""
+    if _memfd is None:
+        return None
+    try:
+        return int(_memfd("penstock-ordered", getattr(os, "MFD_CLOEXEC", 1)))
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
+
+
+def _send_in_memory(sock: socket.socket, body: bytes, buffers: list[Any], handle: int) -> None:
     places, size = [], 0
     parts = [*buffers, body] if len(body) >= BODY else list(buffers)
     for part in parts:
         length = len(part) if isinstance(part, bytes) else part.nbytes
         places.append((size, length))
         size += (length + 63) & ~63
-    handle = _memfd("penstock-ordered", getattr(os, "MFD_CLOEXEC", 1))
-    try:
-        os.ftruncate(handle, size)
-        for part, (offset, _) in zip(parts, places, strict=True):
-            view = memoryview(part).cast("B") if not isinstance(part, bytes) else memoryview(part)
-            while view:
-                done = os.pwrite(handle, view, offset)
-                view, offset = view[done:], offset + done
-        in_memory = len(body) >= BODY
-        head = _HEAD.pack(0 if in_memory else len(body), len(places), size)
-        # The descriptor goes with the first byte.
-        sent = socket.send_fds(sock, [head], [handle])
-        rest = head[sent:] + b"".join(_PLACE.pack(*place) for place in places) + (b"" if in_memory else body)
-        sock.sendall(rest)
-    finally:
-        os.close(handle)
+    os.ftruncate(handle, size)
+    for part, (offset, _) in zip(parts, places, strict=True):
+        view = memoryview(part).cast("B") if not isinstance(part, bytes) else memoryview(part)
+        while view:
+            done = os.pwrite(handle, view, offset)
+            view, offset = view[done:], offset + done
+    in_memory = len(body) >= BODY
+    head = _HEAD.pack(0 if in_memory else len(body), len(places), size)
+    # The descriptor goes with the first byte.
+    sent = socket.send_fds(sock, [head], [handle])
+    rest = head[sent:] + b"".join(_PLACE.pack(*place) for place in places) + (b"" if in_memory else body)
+    sock.sendall(rest)
 
 
 def _mapped(handle: int, size: int) -> memoryview:
@@ -192,6 +219,8 @@ def receive(sock: socket.socket) -> tuple[Any, list[Any]]:
         At the end of the socket.
     TimeoutError
         When the socket has a timeout and nothing came.
+    NoFile
+        When its shared memory cannot be had. The next message can be.
     """
     handle = -1
     try:
@@ -208,10 +237,16 @@ def receive(sock: socket.socket) -> tuple[Any, list[Any]]:
         if not count:
             return _exactly(sock, length), []
         places = list(_PLACE.iter_unpack(_exactly(sock, count * _PLACE.size)))
+        body = _exactly(sock, length)
+        if not size:
+            return body, [memoryview(_exactly(sock, bytes_)) for _, bytes_ in places]
+        if handle < 0:  # the system had none to give, and let it go
+            raise NoFile(
+                errno.EMFILE, "no file may be opened for a large message; raise the limit, or keep fewer files open"
+            )
         memory = _mapped(handle, size)
         parts = [memory[offset : offset + bytes_] for offset, bytes_ in places]
-        body = _exactly(sock, length) if length else parts.pop()
-        return body, list(parts)
+        return (body if length else parts.pop()), parts
     except ConnectionError as error:
         raise error if isinstance(error, Ended) else Ended(str(error)) from error
     finally:

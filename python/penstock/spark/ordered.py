@@ -261,7 +261,7 @@ class OrderedFunction:
         unit = "row" if self.rows else "batch"
         items: Iterable[Any] = batches
         if self.rows:
-            items = (row for batch in batches for row in batch.to_pylist())
+            items = _dicts(batches, self.run.what)
         rows = _Rows(self.schema, f"{self.run.what}, result")
         with contextlib.closing(self.run.results(items, unit)) as results:  # type: ignore[type-var]
             try:
@@ -283,79 +283,51 @@ class OrderedFunction:
         return conform(batch, self.schema, f"{self.run.what}, result {number}{_partition()}:")
 
 
-class _Refused(Exception):
-    """A row among those held is none."""
-
-    def __init__(self, place: int, what: str) -> None:
-        super().__init__(place, what)
-        self.place, self.what = place, what
-
-
 class _Rows:
     """Makes batches of rows, and names the row that is none."""
 
     def __init__(self, schema: pa.Schema | None, what: str) -> None:
-        self.schema = schema
+        from penstock.ordered._packing import Packer
+
         self.what = what
-        self._held: list[tuple[Any, ...]] = []
+        self._packer = None if schema is None else Packer(schema, "a RecordBatch, or a row as a tuple or a dict")
+        self._held: list[Any] = []
         self._first = 0
         self._since = 0.0
 
     def add(self, row: Any, number: int) -> Iterator[pa.RecordBatch]:
         """Take the row of a result; gives a batch when enough have come."""
-        values = self._values(row, number)
+        if self._packer is None:
+            raise self._refused(number, f"is {short(row)}, not a pyarrow RecordBatch; rows need a schema")
         if not self._held:
             self._first, self._since = number, time.monotonic()
-        self._held.append(values)
+        self._held.append(row)
         if len(self._held) >= _PACK_ROWS or time.monotonic() - self._since > _PACK_S:
             yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Give what is held; before a row that is refused, those before it."""
-        if self._held:
-            assert self.schema is not None
-            held, self._held = self._held, []
-            columns = zip(*held, strict=True)
-            try:
-                arrays = [self._column(values, kind) for values, kind in zip(columns, self.schema, strict=True)]
-            except _Refused as refused:
-                self._held = held[: refused.place]
-                yield from self.flush()
-                raise self._refused(self._first + refused.place, refused.what) from refused.__cause__
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-    def _values(self, row: Any, number: int) -> tuple[Any, ...]:
-        if self.schema is None:
-            raise self._refused(number, f"is {short(row)}, not a pyarrow RecordBatch; rows need a schema")
-        names = self.schema.names
-        if isinstance(row, dict):
-            if row.keys() != set(names):
-                raise self._refused(number, f"has the columns {', '.join(map(str, row))}; expected {', '.join(names)}")
-            return tuple(row[name] for name in names)
-        if isinstance(row, (tuple, list)):
-            if len(row) != len(names):
-                raise self._refused(number, f"has {len(row)} values, expected {len(names)} ({', '.join(names)})")
-            return tuple(row)
-        raise self._refused(number, f"is {short(row)}, expected a RecordBatch, or a row as a tuple or a dict")
-
-    def _column(self, values: tuple[Any, ...], field: pa.Field) -> pa.Array:
-        try:
-            column = pa.array(values, field.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            for place, value in enumerate(values):
-                try:
-                    pa.array([value], field.type)
-                except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                    what = f"has {short(value)} in column {field.name!r}, expected {field.type}"
-                    raise _Refused(place, what) from error
-            raise
-        if column.null_count and not field.nullable:
-            place = values.index(None)
-            raise _Refused(place, f"has a null in column {field.name!r}, which is NOT NULL")
-        return column
+        held, self._held = self._held, []
+        if self._packer is not None:
+            for place, made in self._packer.pack(held):
+                if not isinstance(made, pa.RecordBatch):
+                    raise self._refused(self._first + place, str(made)) from made.__cause__
+                yield made
 
     def _refused(self, number: int, what: str) -> SchemaError:
         return SchemaError(f"{self.what} {number}{_partition()} {what}")
+
+
+def _dicts(batches: Iterable[pa.RecordBatch], what: str) -> Iterator[dict[str, Any]]:
+    """The rows of batches by column; SchemaError where a dict would lose one."""
+    for batch in batches:
+        names = batch.schema.names
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise SchemaError(
+                f"{what} with rows=True: the input has {names.count(twice)} columns named {twice!r}; rename one of them"
+            )
+        yield from batch.to_pylist()
 
 
 def _start(f: Any, items: Iterable[Any], options: dict[str, Any]) -> Any:

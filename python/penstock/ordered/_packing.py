@@ -1,0 +1,165 @@
+"""Rows into record batches: for `steps.batches`, `steps.partitioned` and `penstock.spark.ordered`.
+
+Invariants: a row keeps the values that it was given, in the columns that they were given for, or is told to be none,
+whichever rows stand beside it; what is wrong with one row costs no other one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from numbers import Integral, Number
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock._functions.short import short
+from penstock._schema import conform
+from penstock.errors import SchemaError
+
+__all__ = ["Misfit", "Packer"]
+
+#: Whether numbers that may have a fraction are among values of a type that has whole ones.
+_Look: TypeAlias = Callable[[Iterable[Any]], bool]
+#: The values of one kind within a nested value.
+_Part: TypeAlias = Callable[[Any], Iterable[Any]]
+
+
+class Misfit(Exception):
+    """A row is none of the schema; the text goes on behind what names the row."""
+
+
+class Packer:
+    """Makes batches of rows, which are tuples, lists or dicts.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        What the batches have.
+    wanted : str
+        What rows may be, for the text about one that is neither.
+
+    Examples
+    --------
+    >>> packer = Packer(pa.schema({"n": pa.int64()}))
+    >>> for place, made in packer.pack([(1,), {"n": 2}, (0.5,), (3,)]):
+    ...     print(place, made if isinstance(made, Misfit) else made.to_pydict())
+    0 {'n': [1, 2]}
+    2 has 0.5 in column 'n', expected int64
+    3 {'n': [3]}
+    """
+
+    def __init__(self, schema: pa.Schema, wanted: str = "a tuple or a dict") -> None:
+        self._schema, self._wanted = schema, wanted
+        self._names: list[str] = schema.names
+        self._columns = [(field.name, field.type, field.nullable, _look_into(field.type)) for field in schema]
+        self._nested = any(pa.types.is_nested(kind) for kind in schema.types)
+
+    def pack(self, rows: Sequence[Any]) -> Iterator[tuple[int, pa.RecordBatch | Misfit]]:
+        """Batches of all rows in their order, and what is wrong in place of each row that is none; with the place of
+        their first row.
+
+        Rows that do not make a batch are halved, so that the good ones keep together.
+        """
+        spans = [(0, len(rows))] if rows else []
+        while spans:
+            start, end = spans.pop()
+            made: pa.RecordBatch | Misfit
+            try:
+                made = self._batch(rows[start:end])
+            except Misfit as misfit:
+                if end - start > 1:
+                    middle = (start + end) // 2
+                    spans += [(middle, end), (start, middle)]
+                    continue
+                made = misfit
+            yield start, made
+
+    def _batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """All rows; the text of the error is right where there is one."""
+        arrays = []
+        for values, (name, kind, nullable, look) in zip(self._values(rows), self._columns, strict=True):
+            try:
+                array = pa.array(values, kind)
+                is_cut = look is not None and look(values)
+            except Exception as error:
+                raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}") from error
+            if is_cut:
+                raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}")
+            if array.null_count and not nullable:
+                raise Misfit(f"has a null in column {name!r}, which is NOT NULL")
+            arrays.append(array)
+        try:
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            return conform(batch, self._schema, "") if self._nested else batch
+        except SchemaError as error:
+            raise Misfit(f"has a null inside: {str(error).strip()}") from error
+        except Exception as error:  # more bytes than one array has
+            raise Misfit(f"does not fit into one batch: {error}") from error
+
+    def _values(self, rows: Sequence[Any]) -> Iterable[Sequence[Any]]:
+        """The values of each column."""
+        names, width = self._names, len(self._names)
+        kinds = set(map(type, rows))
+        if kinds == {dict} and set(map(len, rows)) == {width}:
+            with contextlib.suppress(KeyError):
+                return [tuple(map(itemgetter(name), rows)) for name in names]
+        if not all(issubclass(kind, (tuple, list, dict)) for kind in kinds):
+            raise Misfit(f"is {short(rows[0])}, expected {self._wanted}")
+        if any(issubclass(kind, dict) for kind in kinds):
+            for found in {tuple(row) for row in rows if isinstance(row, dict)}:
+                if set(found) != set(names):
+                    raise Misfit(f"has the columns {', '.join(map(str, found))}; expected {', '.join(names)}")
+            rows = [tuple([row[name] for name in names]) if isinstance(row, dict) else row for row in rows]
+        for found_width in set(map(len, rows)):
+            if found_width != width:
+                raise Misfit(f"has {found_width} values, expected {width} ({', '.join(names)})")
+        return zip(*rows, strict=True)
+
+
+def _look_into(kind: pa.DataType) -> _Look | None:
+    """What finds numbers that may have a fraction where a type has whole ones: pyarrow cuts them without a word.
+
+    None for a type where it cuts none.
+    """
+    is_type = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _look_into(kind.storage_type)
+    if is_type.is_integer(kind) or is_type.is_temporal(kind):
+        return _has_fractions
+    if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
+        return _look_into(kind.value_type)
+    if is_type.is_map(kind):
+        parts: list[tuple[_Part, pa.DataType]] = [
+            (partial(_of_map, place), inner) for place, inner in enumerate((kind.key_type, kind.item_type))
+        ]
+    elif is_type.is_struct(kind):
+        parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
+    elif hasattr(kind, "value_type"):
+        parts = [(iter, kind.value_type)]
+    else:
+        return None
+    looks = [(part, look) for part, inner in parts if (look := _look_into(inner)) is not None]
+    return partial(_has_fractions_inside, looks) if looks else None
+
+
+def _has_fractions(values: Iterable[Any]) -> bool:
+    return any(issubclass(kind, Number) and not issubclass(kind, Integral) for kind in set(map(type, values)))
+
+
+def _has_fractions_inside(looks: list[tuple[_Part, _Look]], values: Iterable[Any]) -> bool:
+    there = [value for value in values if hasattr(value, "__iter__")]  # what is not is a null
+    return any(look(chain.from_iterable(map(part, there))) for part, look in looks)
+
+
+def _of_map(place: int, value: Any) -> Iterable[Any]:
+    return (entry[place] for entry in (value.items() if isinstance(value, dict) else value))
+
+
+def _of_struct(place: int, name: str, value: Any) -> Iterable[Any]:
+    if isinstance(value, tuple):
+        return (value[place],)
+    return ((value if isinstance(value, dict) else dict(value)).get(name),)
