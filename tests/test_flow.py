@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import doctest
 import importlib
 import inspect
@@ -15,9 +16,11 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
+from penstock._flow import builder
 from penstock._functions.inline import needed_times
 from penstock.errors import ConfigError, PlanError, SchemaError
 
@@ -205,6 +208,11 @@ Build = Callable[[], Any]
         (lambda: bids(lateness="1us"), ConfigError, "finer than a millisecond"),
         (lambda: bids(lateness="50000000d"), ConfigError, "lateness '50000000d' is longer than event time can hold"),
         (lambda: bids(order_by=["seq"]), SchemaError, "order_by: column 'seq'"),
+        (
+            lambda: pk.Flow("a bigint, ts string", event_time="ts"),
+            SchemaError,
+            "column 'ts' has type string, event time needs a timestamp",
+        ),
         (lambda: bids().key_by(), ConfigError, "key_by names no column"),
         (
             lambda: bids().key_by("auktion"),
@@ -212,6 +220,13 @@ Build = Callable[[], Any]
             "'auktion' does not exist here; there are auction, price, ts",
         ),
         (lambda: bids().key_by("auction", "auction"), ConfigError, "'auction' twice"),
+        (
+            lambda: bids().key_by(["auction", "price"]),  # type: ignore[arg-type]
+            ConfigError,
+            r"key_by got \['auction', 'price'\]; write key_by\('auction', 'price'\)$",
+        ),
+        (lambda: bids().distinct(["price"]), ConfigError, r"write distinct\('price'\)$"),  # type: ignore[arg-type]
+        (lambda: bids().key_by([]), ConfigError, r"key_by got \[\]; name columns by their names"),  # type: ignore[arg-type]
         (lambda: bids().key_by("auction", nulls="skip"), ConfigError, "nulls='skip' is unknown"),
         (lambda: bids().key_by("auction").key_by("price"), PlanError, "all key columns in one key_by"),
         (lambda: bids().window(pk.tumbling("1s")).key_by("price"), PlanError, "key_by comes before window"),
@@ -231,6 +246,26 @@ Build = Callable[[], Any]
         ),
         (lambda: bids().explain([]), ConfigError, r"format=\[\] is none of text, dot"),  # type: ignore[arg-type]
         (lambda: bids().key_by("auction").agg(n=3), ConfigError, r"agg\(n=3\) is no aggregate"),
+        (
+            lambda: bids().key_by("auction").agg(n=pk.count),  # type: ignore[arg-type]
+            ConfigError,
+            r"^agg\(n=count\) got a function; call it: n=penstock\.count\(\)$",
+        ),
+        (
+            lambda: bids().key_by("auction").agg(n=pk.max_by),  # type: ignore[arg-type]
+            ConfigError,
+            r"call it: n=penstock\.max_by\(\.\.\.\)$",
+        ),
+        (
+            lambda: bids().key_by("auction").agg(pk.count()),  # type: ignore[arg-type]
+            ConfigError,
+            r"^agg\(count\(\)\) names no output column; write for example \.agg\(n=penstock\.count\(\)\)$",
+        ),
+        (
+            lambda: pk.Flow("a bigint, s string").key_by("a").agg(n=pk.sum("s")),
+            SchemaError,
+            "column 's' has type string, a sum or mean needs",
+        ),
         (
             lambda: bids().key_by("auction").agg(n=pk.sum("cost")),
             SchemaError,
@@ -273,6 +308,38 @@ def test_mistakes_are_refused_where_they_are_written(build: Build, error: type[E
         build()
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("filter", "pc.greater"), ("groupBy", ".key_by('column')"), ("withColumn", "append_column"), ("show", "collect")],
+)
+def test_methods_of_dataframes_are_told_as_they_are_called_here(name: str, says: str) -> None:
+    assert not hasattr(bids(), name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(bids(), name)
+    told = str(caught.value)
+    assert told.startswith(f"'Flow' object has no attribute {name!r}: ") and says in told
+    assert copy.deepcopy(bids()) == copy.copy(bids()) == bids()
+    with pytest.raises(AttributeError, match=r"^'Flow' object has no attribute 'nothing'$"):
+        getattr(bids(), "nothing")  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "map_batches(lambda b: b.filter(pc.greater(b['price'], 100)))",
+        "map_batches(lambda b: b.select(['a']), schema='a bigint')",
+        "map_batches(lambda b: b.select(['a', 'b']), schema='a bigint, b string')",
+        "map_batches(lambda b: b.append_column('twice', pc.add(b['a'], b['a'])), schema='a bigint, twice bigint')",
+    ],
+)
+def test_the_code_in_these_hints_runs(code: str) -> None:
+    assert any(code in hint for hint in builder._INSTEAD.values())
+    columns = {"a": [1, 2], "b": ["x", "y"], "price": [100, 101]}
+    table = pa.table(columns if "append" not in code else {"a": [1, 2]})
+    flow = eval(f"flow.{code}", {"flow": pk.Flow(table.schema), "pc": pc})
+    assert flow.collect(table).num_rows == (1 if "filter" in code else 2)
+
+
 def test_text_and_html() -> None:
     flow = bids(lateness="5s").map_batches(lambda batch: batch).key_by("auction").agg(n=pk.count())
     assert repr(flow).splitlines() == [
@@ -299,8 +366,10 @@ def test_exports() -> None:
     for name in pk.__all__:
         assert getattr(pk, name) is not None
     assert set(pk.__all__) <= set(dir(pk))
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         pk.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'penstock' has no attribute 'avg'; use mean$"):
+        pk.avg  # noqa: B018
 
 
 MODULES = (
@@ -379,7 +448,7 @@ def test_lists_come_and_go_whatever_their_elements_are_called() -> None:
     assert sorted(row["values"] for row in values.collect(rows).to_pylist()) == [[1], [2]]
     both = tagged.union(pk.Flow(rows.schema, name="own")).key_by("tags").agg(n=pk.count())
     assert both.collect({"input": rows, "own": rows})["n"].to_pylist() == [2, 2]
-    with pytest.raises(pk.errors.UserFunctionError, match=r"declared is List\(Struct"):
+    with pytest.raises(pk.errors.UserFunctionError, match=r"declared is array<struct"):
         other = pa.array([[{"a": 1, "c": 2}]])
         shape = "l array<struct<a: bigint, b: bigint>>"
         tagged.map_batches(lambda batch: pa.record_batch({"l": other}), shape).collect(rows.slice(1))

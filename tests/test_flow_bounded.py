@@ -500,6 +500,13 @@ def test_what_does_not_fit_is_refused(f: Callable[..., Any], rows: bool, message
     assert "flat_map[0] <lambda>" in str(caught.value)
 
 
+@pytest.mark.parametrize("f", [lambda n: [(n,)], lambda n, s: [(n,)], lambda n: [(n.bit_length(),)]])
+def test_a_function_of_rows_that_gets_batches_is_told(f: Callable[..., Any]) -> None:
+    hint = r"\n  input: a batch of 2 rows, .*\}; the function gets whole batches: say rows=True for a call per row\n"
+    with pytest.raises(UserFunctionError, match=hint):
+        pk.Flow("n bigint").flat_map(f).collect(table(n=[1, 2]))
+
+
 # Building
 
 
@@ -585,8 +592,8 @@ def test_flows_with_parts_are_like_others() -> None:
     assert ".flat_map(count)" in flow._repr_html_()
     text = flow.explain()
     assert "step 0 (bounded): unfinished batches: 2, rows of a batch: 9, inputs that fail are left out" in text
-    assert "    step 0.0.0 (map_batches): call 0: n Int64, again Boolean" in text
-    assert "  step 0.1 (flat_map): call 1 per row, lazily: i Int64" in text
+    assert "    step 0.0.0 (map_batches): call 0: n bigint, again boolean" in text
+    assert "  step 0.1 (flat_map): call 1 per row, lazily: i bigint" in text
     plan, calls = flow.to_plan()
     (step,) = json.loads(plan)["steps"]
     assert (step["op"], step["batches"], step["batch_size"], step["on_failure"]) == ("bounded", 2, 9, "skip")

@@ -106,7 +106,7 @@ def test_flows_of_several_sources_show_pickle_and_compare() -> None:
     shared = pickle.loads(pickle.dumps(base.union(base.map_batches(more))))
     assert plan_of(shared)[0] == ["left"], "it is still one source"
     text = flow.explain()
-    assert "source left: k Int64" in text and "step 0 (join): pairs with k = k" in text
+    assert "source left: k bigint" in text and "step 0 (join): pairs with k = k" in text
     drawing = [line.strip(" ;") for line in flow.explain(format="dot").splitlines()]
     assert [line.partition(" [")[0] for line in drawing if " -> " in line] == [
         "source0 -> stage0",
@@ -301,7 +301,7 @@ def test_what_does_not_meet_is_refused() -> None:
         (SchemaError, "columns k, v, another k, w", lambda: left().union(right())),
         (
             SchemaError,
-            "first has \\(k Int64, v Int64\\), another one \\(k Int64, v Utf8\\)",
+            "first has \\(k bigint, v bigint\\), another one \\(k bigint, v string\\)",
             lambda: left().union(pk.Flow("k bigint, v string", name="r")),
         ),
         (PlanError, "ends in key_by", lambda: left().key_by("k").union(right())),
@@ -314,7 +314,7 @@ def test_what_does_not_meet_is_refused() -> None:
         (SchemaError, "join, right side: column 'v'", lambda: left().join(right(), on="v")),
         (
             SchemaError,
-            "columns of different types are never equal: 'a' has type Int64, 'b' has Utf8",
+            "columns of different types are never equal: 'a' has type bigint, 'b' has string",
             lambda: pk.Flow("a bigint", name="a").join(pk.Flow("b string", name="b"), left_on="a", right_on="b"),
         ),
         (PlanError, "both sides have a column 'v'", lambda: left().join(pk.Flow("k bigint, v int", name="r"), on="k")),

@@ -196,7 +196,7 @@ def test_joins_that_make_no_sense_are_refused() -> None:
         (PlanError, "window", lambda: left().window(pk.tumbling("1s")).join(right(), on="k")),
         (
             SchemaError,
-            "'window_start' has type Int64, 'window_start' has Timestamp",
+            "'window_start' has type bigint, 'window_start' has timestamp",
             lambda: left().window_join(
                 pk.Flow("k bigint, u timestamp", event_time="u", name="r"), on="k", window=pk.tumbling("1s")
             ),

@@ -519,7 +519,7 @@ def test_the_command_refuses_what_is_wrong(tmp_path: Path, capsys: pytest.Captur
         (["--batches", "1.5"], 2, "--batches 1.5"),
         (["--batch-size", "99999999999999999999"], 2, "--batch-size 9"),
         (["--workers", "many"], 2, "--workers many"),
-        (["--host", "engine"], 2, "'engine' is not one of 'local', 'spark'"),
+        (["--host", "engine"], 2, "--host engine: must be one of local, spark"),
         (["--count", "--output", str(tmp_path / "o")], 2, "choose one"),
         (["--output", str(tmp_path / "none" / "o")], 2, "does not exist"),
         (["--input", str(tmp_path / "none")], 2, "does not exist"),

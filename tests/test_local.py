@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections import ChainMap
 from collections.abc import Iterator
@@ -181,8 +182,11 @@ def test_sources_that_do_not_fit() -> None:
     flow = counting()
     for source, says in [
         (3, "the source is a int"),
-        ("file.parquet", "the source is a str"),
+        ("file.parquet", r"the source is a str, not Arrow data; of a file .* pyarrow\.parquet\.read_table\(path\)"),
+        (Path("file.parquet"), r"Path, not Arrow data; of a file .* pyarrow\.dataset"),
+        ([{"k": 1}], r"the source gives a dict, not Arrow data; .*pyarrow\.Table\.from_pylist\(rows\)"),
         ([1, 2], "the source gives a int"),
+        ([(1,)], r"the source gives a tuple, not Arrow data; .*from_pylist"),
         (pa.table({"x": [1]}), "input has no column 'k'; it has x"),
         (pa.table({"k": ["a"]}), "'k' is string, expected int64"),
         (pa.table({"x": pa.array([], pa.int64())}), "input has no column 'k'; it has x"),
@@ -197,6 +201,8 @@ def test_sources_that_do_not_fit() -> None:
 def test_mistakes_show_at_the_call() -> None:
     with pytest.raises(ConfigError, match="workers=0"):
         counting().run(pa.table({"k": [1]}), workers=0)
+    with pytest.raises(ConfigError, match=r"must be an int from 1 to 1024; a range is for run\.autobalance\(workers="):
+        counting().run(pa.table({"k": [1]}), workers=(1, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch_rows=0"):
         counting().run(pa.table({"k": [1]}), batch_rows=0)
     with pytest.raises(ConfigError, match="workers=1180591620717411303424 must be an int from 1 to 1024"):
@@ -449,6 +455,8 @@ def test_an_error_of_a_user_function_names_it(workers: int) -> None:
     assert error.line == fails.__code__.co_firstlineno + 2
     assert isinstance(error.__cause__, KeyError)
     assert error.row is not None and error.row["k"] == 13
+    shown = "".join(traceback.format_exception(error))
+    assert "in loop" in shown and "loop.py" not in shown and "__all__" not in shown, "lines of another file"
 
     def maps(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise ValueError("not this one")

@@ -67,6 +67,11 @@ def test_ddl_decorations() -> None:
     ("ddl", "says"),
     [
         ("a bigit", "column 'a' has the unknown type 'bigit'; did you mean 'bigint'"),
+        ("a int64", "did you mean 'bigint'"),
+        ("a array<Int32>", "did you mean 'int'"),
+        ("a float64", "did you mean 'double'"),
+        ("a str", "did you mean 'string'"),
+        ("a datetime", "did you mean 'timestamp'"),
         ("a blob", "the types are boolean"),
         ("a", "column 'a' has no type"),
         ("a, b int", "column 'a' has no type"),

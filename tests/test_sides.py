@@ -305,8 +305,8 @@ def test_plans_say_them():
     assert [side["name"] for side in json.loads(plan)["steps"][0]["body"][0]["sides"]] == ["bad"]
     assert list(flow.sides) == ["bad", "alarms", "thirds"]
     assert flow.sides["bad"].names == ["line", "error"]
-    assert "side bad: line Utf8, error Utf8" in flow.explain()
-    assert "side thirds: k Int64" in flow.explain()
+    assert "side bad: line string, error string" in flow.explain()
+    assert "side thirds: k bigint" in flow.explain()
     assert "side alarms" in flow.explain("dot")
     assert "side bad: line string" in repr(flow)
     assert flow == alarmed(parsed("bounded"))

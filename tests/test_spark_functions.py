@@ -8,7 +8,7 @@ import sys
 import threading
 import venv
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,6 +20,17 @@ from penstock.spark._tasks import functions
 from penstock.spark._tasks.partitions import dump_calls, load_calls
 
 LOCK = threading.Lock()
+
+
+def test_a_stateful_stream_says_how_it_starts() -> None:
+    pytest.importorskip("pyspark")
+    stream = pk.spark.StatefulStream(SimpleNamespace(writeStream=None), pk.Flow("k bigint"))
+    with pytest.raises(AttributeError, match=r"no attribute 'writeStream': start it on an engine, \.start\(engine,"):
+        stream.writeStream  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        stream.nothing  # noqa: B018
+    with pytest.raises(ConfigError, match=r"engine is a object: .* pk\.Engine\(spark, workers=2\) as engine"):
+        stream.foreach_batch(object(), print)  # type: ignore[arg-type]
 
 
 def test_functions_travel_by_value() -> None:

@@ -10,6 +10,7 @@ import decimal
 import io
 import json
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -310,6 +311,8 @@ def test_no_checkpoint_batch_or_operator(tmp_path: Path, copy: Path) -> None:
         state.manifests(copy)
     with pytest.raises(errors.ConfigError, match="give the path"):
         state.read("")
+    with pytest.raises(errors.ConfigError, match="checkpoint is a NoneType: give the path or URL"):
+        state.read(None)  # type: ignore[arg-type]
 
 
 def test_a_damaged_manifest_hides_its_batch_only(copy: Path) -> None:
@@ -706,6 +709,25 @@ def test_the_command_shows_all(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert code == 0 and f"{AGG}, the first 2" in out and "window_start" not in out
 
 
+@pytest.mark.parametrize("folder", [KEPT, ENGINE])
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_the_command_cuts_no_word(
+    folder: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, folder, "--limit", 2)
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= columns
+    manifests = state.manifests(folder)
+    clocks = [f"{one.as_py():%H:%M:%S}" for one in manifests["clock"]]
+    words = {"batch", "serves", "claim", "clock", "late", "files", "bytes", "version", "segments", *clocks}
+    assert words <= set(re.split(r"[^\w:-]+", re.sub(r"\.\d+", "", out))), "whole words"
+    assert "generation" not in out and "finished" not in out, "nothing of what no manifest has"
+    if columns >= 80:
+        shown = lines[: lines.index(next(line for line in lines if line.startswith("Operators")))]
+        assert len(shown) <= 10, "a line for each manifest"
+
+
 def test_the_command_writes_rows(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
     expected = state.read(KEPT, WINDOWS)
     assert main(["state", str(KEPT), "--operator", WINDOWS, "--format", "csv"]) == 0
@@ -758,7 +780,16 @@ def test_the_command_wraps_nothing_where_there_is_no_terminal(
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     code, out, _ = run(capsys, KEPT, "--operator", AGG)
-    assert code == 0 and "generation" in out and "2023-11-14 22:13:22+00:00" in out
+    assert code == 0 and "watermark" in out and "2023-11-14 22:13:22+00:00" in out
+
+
+def test_the_command_shows_of_a_damaged_checkpoint_what_can_be_read(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in [file for file in copy.iterdir() if not file.name.startswith(("manifest-", "claim-"))]:
+        file.unlink()
+    code, out, err = run(capsys, copy)
+    assert code == 1 and "Manifests" in out and "Operators" not in out and "is missing" in err
 
 
 @pytest.mark.parametrize(
@@ -774,5 +805,5 @@ def test_the_command_wraps_nothing_where_there_is_no_terminal(
     ],
 )
 def test_the_command_refuses(arguments: list[str], named: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    got, _, err = run(capsys, KEPT, *arguments)
-    assert got == code and named in err and err.count("\n") == 1
+    got, out, err = run(capsys, KEPT, *arguments)
+    assert got == code and named in err and err.count("\n") == 1 and not out

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from examples_support import examples
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import tpcxbb
+from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
 from tpcxbb_support import BAGS, PARAMS, expected, some_clicks, some_lines, write
 
 
@@ -175,6 +177,19 @@ def test_bad_tables_are_named(tmp_path: Path) -> None:
         folder / "web_clickstreams.parquet",
     )
     assert result("q2_sessions", folder).num_rows == 1
+
+
+def test_the_page_of_the_input_has_all_of_it(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "tpcxbb.md").read_text(encoding="utf-8")
+    for table in (CLICKS, SALES, ITEM, PAGE):
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{table.name}.parquet` |"))
+        assert set(re.findall(r"`(\w+)`", row.split("|")[2])) - {"order", "dynamic"} == set(table.schema.names)
+    (example,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert json.loads(example).keys() == PARAMS.keys()
+    folder = write(tmp_path / "shop", [], [], json.loads(example))
+    for query in tpcxbb.QUERIES.values():
+        assert tpcxbb.check(query, folder) == 0
+        tpcxbb.pipeline(query, folder)
 
 
 def test_params_are_read_and_checked(tmp_path: Path) -> None:

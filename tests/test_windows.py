@@ -168,9 +168,14 @@ def test_what_is_wrong_with_windows_is_told() -> None:
         (lambda: pk.session("0s"), ConfigError, "session gap"),
         (lambda: pk.session(3), ConfigError, "session gap 3 has no unit"),
         (
-            lambda: keyed().window(pk.tumbling("1d", zone="Mars/X")).agg(n=pk.count()).output_schema,
+            lambda: keyed().window(pk.tumbling("1d", zone="Mars/X")).agg(n=pk.count()),
             PlanError,
-            "'Mars/X'",
+            "no time zone 'Mars/X'",
+        ),
+        (
+            lambda: keyed()._whole_rows().window(pk.sliding("2d", every="1d", zone="Europe/Berln")).distinct("k"),
+            PlanError,
+            "no time zone 'Europe/Berln'; give a name of the IANA database",
         ),
         (
             lambda: keyed()._whole_rows().window(pk.session("1s")).distinct("k"),

@@ -138,6 +138,21 @@ _HOMES = {
     "variance": "_aggregates",
 }
 
+#: What names of ``pyspark.sql.functions`` are called here, or what does their work.
+_INSTEAD = {
+    "approx_percentile": "approx_quantile",
+    "avg": "mean",
+    "col": "the column's name as text, such as penstock.sum('price')",
+    "countDistinct": "count_distinct",
+    "percentile_approx": "approx_quantile",
+    "session_window": "session",
+    "stddev_samp": "stddev",
+    "std": "stddev",
+    "udf": "Flow.map_batches or Flow.flat_map",
+    "var_samp": "variance",
+    "window": "tumbling, sliding or session",
+}
+
 
 def __getattr__(name: str) -> Any:
     if name in ("dataflow", "graph", "ordered", "report", "spark", "state"):
@@ -148,7 +163,8 @@ def __getattr__(name: str) -> Any:
         return found
     if name == "__version__":
         return importlib.import_module("penstock._native").version()
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -1139,10 +1139,18 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
             yield from _read(item, nested=True)
     else:
         what = "the source gives a" if nested else "the source is a"
-        raise SchemaError(
-            f"{what} {type(source).__name__}, not Arrow data; give a pyarrow table, reader or batches,"
-            " or any object with __arrow_c_stream__"
-        )
+        raise SchemaError(f"{what} {type(source).__name__}, not Arrow data; {_instead(source)}")
+
+
+def _instead(source: Any) -> str:
+    """What to give in place of a source that is not Arrow data."""
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return "of a file give what reads it, such as pyarrow.dataset.dataset(path) or pyarrow.parquet.read_table(path)"
+    if isinstance(source, Mapping):
+        return "of a list of dicts give pyarrow.Table.from_pylist(rows)"
+    if isinstance(source, (list, tuple)):
+        return "of rows give pyarrow.Table.from_pylist(rows), a list of dicts"
+    return "give a pyarrow table, reader or batches, or any object with __arrow_c_stream__"
 
 
 def _imported(take: Callable[[Any], Any], source: Any) -> Any:
@@ -1184,4 +1192,6 @@ def _progress() -> Progress:
 
 def _at_least_one(value: int, name: str, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}")
+        span = name == "workers" and isinstance(value, (tuple, list))
+        hint = "; a range is for run.autobalance(workers=(1, 4))" if span else ""
+        raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}{hint}")

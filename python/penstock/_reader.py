@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from penstock._resume import pause_at_end
+
 __all__ = ["Reader", "Readers"]
 
 #: Seconds that a source has to come back from its last item when it is not needed any more.
@@ -82,8 +84,6 @@ class Reader:
 
     def wait(self) -> None:
         """Wait until there is something to take, or the end."""
-        from penstock._native import pause_at_end
-
         while not self.listen(self._ring):
             pause_at_end()
             # A signal that comes just before the wait does not end it: handlers get their turn now and then.

@@ -28,7 +28,7 @@ from penstock.errors import Interrupted, ThreadError
 if TYPE_CHECKING:
     from penstock._native import Handover
 
-__all__ = ["Aside", "Given", "Guarded", "Passed", "caught", "guarded"]
+__all__ = ["Aside", "Given", "Guarded", "Passed", "caught", "guarded", "pause_at_end"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,14 @@ T = TypeVar("T")
 def caught(box: list[Any], call: Callable[..., Any], *args: Any) -> None:
     """Append what a native function returns to a list: no interrupt comes between the two."""
     box.extend(starmap(call, (args,)))
+
+
+def pause_at_end() -> None:
+    """For loops that wait: keeps a thread here for good once another one ends the interpreter."""
+    # Not imported: Python imports nothing any more at its end, and without it there is no run.
+    native = (sys.modules or {}).get("penstock._native")
+    if native is not None:
+        native.pause_at_end()
 
 
 class Aside(Generic[T]):
@@ -80,8 +88,6 @@ class Aside(Generic[T]):
 
     def wait(self, limit_s: float | None = None) -> T:
         """What the work returned, or raised; `TimeoutError` where it goes on for longer than a limit."""
-        from penstock._native import pause_at_end
-
         self.start()
         limit = None if limit_s is None else time.monotonic() + limit_s
         while not self.ended:

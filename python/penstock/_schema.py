@@ -48,6 +48,21 @@ _SIMPLE: dict[str, pa.DataType] = {
     "null": pa.null(),
 }
 _DECIMALS = ("decimal", "dec", "numeric")
+#: What these are called elsewhere, where the nearest name would be another type.
+_CALLED = {
+    "int8": "tinyint",
+    "int16": "smallint",
+    "int32": "int",
+    "int64": "bigint",
+    "float32": "float",
+    "float64": "double",
+    "utf8": "string",
+    "str": "string",
+    "text": "string",
+    "bytes": "binary",
+    "date32": "date",
+    "datetime": "timestamp",
+}
 _NAMES = [*_SIMPLE, "decimal(10,2)", "array<...>", "map<...>", "struct<...>", "varchar(n)"]
 _TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|([A-Za-z0-9_]+)|([<>(),:]))")
 
@@ -656,7 +671,7 @@ class _Ddl:
                 fields.append(self.column())
             self.expect(">", column)
             return pa.struct(fields)
-        near = difflib.get_close_matches(kind, _NAMES, n=1)
+        near = [_CALLED[kind]] if kind in _CALLED else difflib.get_close_matches(kind, _NAMES, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"the types are {', '.join(_NAMES)}"
         raise SchemaError(f"{self.name} column {column!r} has the unknown type {word!r}; {advice}")
 

@@ -93,7 +93,7 @@ def tumbling(size: Duration, *, offset: Duration | None = None, zone: str | None
     ------
     ConfigError
         When the size is not a duration or is zero, the offset is not less than it, or with a zone the size is no
-        number of days. An unknown zone is a `PlanError` when the flow is checked.
+        number of days. An unknown zone is a `PlanError` of the step that uses the window.
 
     Notes
     -----

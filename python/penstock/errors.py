@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _restore(cls: type[PenstockError], message: str, data: dict[str, Any], cause: bytes | None) -> PenstockError:
     error = cls(message)
     error.__dict__.update(data)

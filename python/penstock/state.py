@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["manifests", "operators", "read"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _MANIFEST = re.compile(r"manifest-(\d{20})(-finished)?-(\d{20})-[0-9a-f]{16}")
 _CLAIM = re.compile(r"claim-\d{20}")
 #: Later times have no year of four digits: the end of input is one.
@@ -364,7 +369,12 @@ def _listed(storage: Storage) -> _Listed:
 
 def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
     """Find a checkpoint, in the folder or in ours in it, and read its manifests."""
-    given = os.fspath(checkpoint)
+    try:
+        given = os.fspath(checkpoint)
+    except TypeError:
+        raise ConfigError(
+            f"checkpoint is a {type(checkpoint).__name__}: give the path or URL of a checkpoint"
+        ) from None
     if not isinstance(given, str) or not given:
         told = shown(os.fsdecode(given), repr(checkpoint))
         raise ConfigError(f"checkpoint={told}: give the path or URL of a checkpoint")

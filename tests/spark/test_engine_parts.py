@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -43,6 +44,7 @@ from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
 from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import _kind as kind_of
+from penstock.spark._engine.query import called
 from penstock.spark._engine.residents import ResidentTask, require_lasting
 from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
@@ -612,3 +614,13 @@ def test_a_function_that_does_not_pickle_is_named() -> None:
     flow = flow.map_batches(lambda batch: batch if lock else None)
     with pytest.raises(ConfigError, match=r"map_batches\[1\] <lambda>: the function cannot be sent.*lock"):
         flow.map_in_arrow()
+
+
+def test_frames_of_this_process_are_told_where_they_go() -> None:
+    for frame, kind in ((pd.DataFrame({"a": [1]}), "pandas.DataFrame"), (pa.table({"a": [1]}), "pyarrow.Table")):
+        with pytest.raises(UnsupportedSession, match=rf"not a {kind}: spark.createDataFrame .*, or flow.run\(...\)"):
+            pk.spark.run(COUNTS, frame)
+
+
+def test_a_query_is_called_by_its_name_and_its_id_where_they_differ() -> None:
+    assert (called("clicks", "0815"), called("0815", "0815")) == ("clicks (0815)", "0815")

@@ -18,6 +18,7 @@ import pytest
 import penstock as pk
 from penstock.errors import (
     ConfigError,
+    EngineError,
     SchemaError,
     SlotsError,
     UnsupportedSession,
@@ -258,6 +259,19 @@ def test_the_error_is_found_in_what_spark_says() -> None:
     assert isinstance(pk.spark.cause_of(RuntimeError(text.replace("UserFunctionError", "NoSuch"))), WorkerStopped)
     assert pk.spark.cause_of(found) is found
     assert pk.spark.cause_of(ValueError("penstock.errors.NoSuch: x")) is None
+    assert pk.spark.cause_of(ValueError("ModuleNotFoundError: No module named 'penstocks'")) is None
+
+
+def test_tasks_without_penstock_are_told_what_is_missing() -> None:
+    text = (
+        "\n  An exception was thrown from the Python worker. Please see the stack trace below.\n"
+        'Traceback (most recent call last):\n  File "cloudpickle.py", line 3, in subimport\n'
+        "ModuleNotFoundError: No module named 'penstock'\n"
+    )
+    raised = RuntimeError(text)
+    found = pk.spark.cause_of(raised)
+    assert isinstance(found, EngineError) and found.__cause__ is raised
+    assert "cannot import penstock: in local mode call penstock.spark.ensure_java()" in found.message
 
 
 @pytest.mark.spark

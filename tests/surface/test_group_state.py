@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import doctest
 import itertools
 import math
 import re
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import _native
+from penstock._functions import group_state
 from penstock._functions.frames import Cutter, Joiner, group_rows, joined, scalars
 from penstock._functions.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
 from penstock._functions.groups import GroupBin, GroupStateCall
@@ -291,6 +293,13 @@ def state_of(conf: str = "NoTimeout", watermark: int | None = 1_000, value: Any 
     return GroupState(GroupEpoch(StateShape(schema), conf, watermark, 5_000), value)
 
 
+def test_the_example_names_what_users_have() -> None:
+    assert doctest.testmod(group_state).failed == 0
+    (example,) = (one for one in doctest.DocTestFinder().find(pk.GroupState, "GroupState") if one.examples)
+    named = {name for code in example.examples for name in re.findall(r"\b[A-Z]\w+", code.source)}
+    assert named <= {"DataFrame", "Flow", "ProcessingTimeTimeout"}
+
+
 def test_spark_s_rules() -> None:
     state = state_of()
     assert not state.exists and state.getOption is None and not state.hasTimedOut
@@ -425,6 +434,7 @@ def _raises(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
         (_raises, r"(?s)KeyError.*missing.*k='b'"),
         (lambda key, frames, state: pd.DataFrame({"a": [1]}), "yield DataFrames"),
         (lambda key, frames, state: [1], "yielded a int"),
+        (lambda key, frames, state: None, "the function returned None; it must yield DataFrames"),
         (lambda key, frames, state: [pd.DataFrame({"k": [1]})], "1 columns"),
         (lambda key, frames, state: [pd.DataFrame([["k", "why", "no number", 1, 1, 1]])], "'total'"),
         (lambda key, frames, state: [pd.DataFrame([[1] * 6], columns=list("abcdef"))], "without the column 'k'"),

@@ -198,16 +198,22 @@ def test_what_storage_says_has_the_batch(journal: Journal, lines: pytest.LogCapt
         {"WriteManifest": {"ticket": 4, "query": "q", "manifest": manifest}},
         {"WriteManifest": {"ticket": 5, "query": "q", "manifest": manifest}},
     ]
-    outcomes = [{"Ok": {"Claimed": True}}, {"Ok": {"Claimed": False}}, {"Err": "x"}, {"Ok": "Written"}, {"Err": "y"}]
+    outcomes = [
+        {"Ok": {"Claimed": True}},
+        {"Ok": {"Claimed": False}},
+        {"Err": {"Unavailable": "x"}},
+        {"Ok": "Written"},
+        {"Err": {"Unavailable": "y"}},
+    ]
     journal.step("Begin", asks)
     for ticket, outcome in enumerate(outcomes, 1):
         journal.step({"Stored": {"ticket": ticket, "outcome": outcome}}, [])
     assert told(lines) == [
         {"event": "claim made", **OF_Q, "claim": 9},
         {"event": "claim refused", **OF_Q, "claim": 9},
-        {"event": "storage failed", **OF_Q, "reason": '"x"'},
+        {"event": "storage failed", **OF_Q, "reason": "x"},
         {"event": "manifest written", **OF_Q, "batch": 2, "claim": 9},
-        {"event": "storage failed", **OF_Q, "batch": 2, "claim": 9, "reason": '"y"'},
+        {"event": "storage failed", **OF_Q, "batch": 2, "claim": 9, "reason": "y"},
     ]
 
 

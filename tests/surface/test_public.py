@@ -36,5 +36,11 @@ def test_what_is_public_is_there_and_told(name: str) -> None:
             assert thing.__doc__, public
 
 
+@pytest.mark.parametrize("name", ["penstock", "penstock.errors", "penstock.spark", "penstock.state"])
+def test_nothing_else_is_shown(name: str) -> None:
+    module = importlib.import_module(name)
+    assert dir(module) == sorted(module.__all__)
+
+
 def test_what_users_name_is_reachable() -> None:
     assert pk.report.Timeline and issubclass(pk.LateRows, UserWarning) and pk.GroupState.__doc__

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import datetime
+import decimal
 import json
 import pickle
 import subprocess
@@ -217,7 +219,7 @@ def test_keys_that_python_cannot_hash_are_refused_before_a_row_is_read() -> None
 
 def test_a_step_that_puts_none_where_null_is_not_allowed() -> None:
     flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state, k: (None, (None,)), schema="a bigint NOT NULL")
-    with pytest.raises(errors.UserFunctionError, match=r'column "a" \(Int64\) cannot hold .* None, and it is NOT NULL'):
+    with pytest.raises(errors.UserFunctionError, match=r'column "a" \(bigint\) cannot .* None, and it is NOT NULL'):
         flow.collect(ks(1))
 
 
@@ -595,3 +597,32 @@ for _ in range(20):
 """
     for _ in range(3):
         subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ("a array<bigint>", [1, None], [2, 0.5]),
+        ("a struct<x: bigint>", {"x": 1}, {"x": 0.5}),
+        ("a map<string, int>", {"k": 1}, {"k": decimal.Decimal("1.5")}),
+        ("a date", datetime.date(2026, 1, 1), 1.5),
+        ("a timestamp", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), 1.5),
+    ],
+)
+def test_a_fraction_is_cut_nowhere_and_the_row_is_told(schema: str, good: Any, bad: Any) -> None:
+    flow = pk.Flow("k bigint").flat_map(lambda k: [(k, bad if k else good)], f"k bigint, {schema}", rows=True)
+    assert flow.collect(ks(0)).num_rows == 1
+    with pytest.raises(errors.UserFunctionError, match=r"may have a fraction, in the row \(1, "):
+        flow.collect(ks(0, 0, 1))
+
+
+def test_the_row_that_a_step_put_out_is_told() -> None:
+    flow = pk.Flow("k bigint").flat_map(lambda k: [(k, "no" if k == 70 else k)], "k bigint, n bigint", rows=True)
+    with pytest.raises(errors.UserFunctionError, match=r'column "n" \(bigint\) .* in the row \(70, .no.\)'):
+        flow.collect(ks(*range(100)))
+
+
+def test_rows_of_a_side_output_that_is_not_declared_say_what_declares_it() -> None:
+    flow = pk.Flow("k bigint").flat_map(lambda k: [pk.side("bad", (k,))], "k bigint", rows=True)
+    with pytest.raises(errors.UserFunctionError, match=r"no side outputs: add sides=\{'bad': "):
+        flow.collect(ks(1))

@@ -489,8 +489,11 @@ mod tests {
     #[test]
     fn workers_join_and_leave_in_both_places() {
         for tcp in [false, true] {
-            let course = course(tcp, Duration::from_nanos(100), 40);
-            assert_eq!((course.blocks.len(), course.joins.len()), (40, 2), "tcp {tcp}");
+            // On a busy machine one that joins may have no block of a short course.
+            let courses = [40, 400, 4_000].map(|ticks| (ticks, move || course(tcp, Duration::from_nanos(100), ticks)));
+            let mut tried = courses.into_iter().map(|(ticks, run)| (ticks, run()));
+            let (ticks, course) = tried.find(|(_, course)| course.joins.len() == 2).expect("both have blocks");
+            assert_eq!(course.blocks.len() as u64, ticks, "tcp {tcp}");
             let events: Vec<&str> = course.events.iter().map(|(what, _)| what.as_str()).collect();
             assert_eq!(events, ["join", "join", "leave"]);
             assert!(!course.series().is_empty() && course.sizes.iter().all(|[_, counts]| *counts > 0.0));

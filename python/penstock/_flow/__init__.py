@@ -17,7 +17,8 @@ callables) that it becomes. Hosts run the plan: `penstock._local` in this proces
 
 Invariants: a Flow never changes; every method returns a new one, so a flow may be kept,
 branched and pickled. Names of columns are checked where they are written; types are checked
-by the native compiler, at `Flow.output_schema`, `Flow.explain` or the first run.
+by the native compiler, at `Flow.agg`, `Flow.output_schema`, `Flow.explain` or the first run,
+and so is the zone of a window, by the step that uses it.
 """
 
 from __future__ import annotations

@@ -458,7 +458,7 @@ class FlowBase:
                 )
         if calls is None:
             calls = self._calls if call is None else (*self._calls, call)
-        return restore(
+        flow = restore(
             type(self),
             {
                 "_head": self._head,
@@ -472,6 +472,9 @@ class FlowBase:
                 "_shape": shape,
             },
         )
+        if self._window is not None and self._window.zone is not None:
+            flow._check()  # whether there is such a zone
+        return flow
 
 
 def side_step(sides: Mapping[str, Any] | None, what: str, call: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Duration, lateness_ms, milliseconds, parse_duration
 from penstock._flow.graph import Source
@@ -16,6 +16,34 @@ from penstock._schema import to_arrow
 from penstock.errors import ConfigError
 
 __all__ = ["Flow"]
+
+_KEEP = "keep rows with .map_batches(lambda b: b.filter(pc.greater(b['price'], 100))), pc being pyarrow.compute"
+_KEYED = "write .key_by('column').agg(n=penstock.count())"
+_RUN = "flow.run(data) gives batches, flow.collect(data) a table, print(flow) shows the steps"
+#: What does the work of methods that DataFrames have.
+_INSTEAD = {
+    "collect_list": "write .key_by('column').stateful_map(...), or .aggregate(...) with a penstock.Aggregator",
+    "drop": "give the columns that stay: .map_batches(lambda b: b.select(['a']), schema='a bigint')",
+    "dropDuplicates": "write .distinct('column')",
+    "drop_duplicates": "write .distinct('column')",
+    "filter": _KEEP,
+    "groupBy": _KEYED,
+    "group_by": _KEYED,
+    "groupby": _KEYED,
+    "limit": ".top(10, by='column') keeps the rows with the greatest values",
+    "map": "write .map_batches(f, schema) with a function of batches, .flat_map(f, schema, rows=True) with one of rows",
+    "orderBy": "its output has no order: sort what comes out, or keep the greatest with .top(10, by='column')",
+    "select": "write .map_batches(lambda b: b.select(['a', 'b']), schema='a bigint, b string')",
+    "show": _RUN,
+    "sort": "its output has no order: sort what comes out, or keep the greatest with .top(10, by='column')",
+    "toPandas": "write .collect(data).to_pandas()",
+    "unionByName": "write .union(other)",
+    "where": _KEEP,
+    "withColumn": "write .map_batches(lambda b: b.append_column('twice', pc.add(b['a'], b['a'])), schema='a bigint,"
+    " twice bigint'), pc being pyarrow.compute",
+    "withWatermark": "say it of the input: penstock.Flow(schema, event_time='ts', lateness='10s')",
+    "writeStream": "write df.writeStream.foreachBatch(engine.foreach_batch(flow, sink)) with a penstock.Engine",
+}
 
 
 class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
@@ -52,7 +80,7 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
     Raises
     ------
     SchemaError
-        When the schema cannot be read or a named column is not in it.
+        When the schema cannot be read, a named column is not in it, or the one of event time has no time.
     ConfigError
         When a duration is not one, or the name is no text.
 
@@ -108,3 +136,11 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
                 f"idle_after {idle_after!r} needs event_time: a source without it holds no watermark back"
             )
         self._require(order, "order_by")
+        if event_time is not None:
+            self._check()  # whether it has times
+
+    if not TYPE_CHECKING:  # who checks types would take every name for one that a flow has
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise AttributeError(f"'Flow' object has no attribute {name!r}{hint}", name=name, obj=self)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from penstock._aggregates import Aggregate
+from penstock._aggregates import Aggregate, count
 from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase, side_step
-from penstock._flow.text import encode, function_name, missing, names_of, one_of
+from penstock._flow.text import columns_of, encode, function_name, missing, names_of, one_of
 from penstock._options import yes_or_no
 from penstock._schema import to_arrow
 from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Never, Self
 
     from penstock._aggregator import Aggregator
     from penstock._functions.group_state import GroupFunction
@@ -66,7 +66,7 @@ class KeyedSteps(FlowBase):
         ('k', 'total')
         """
         self._stateless_only("key_by")
-        names = names_of(columns, "key_by")
+        names = columns_of(columns, "key_by")
         self._require(names, "key_by")
         one_of(nulls, "key_by nulls", ("group", "reject"))
         if self._keys is not None:
@@ -118,7 +118,7 @@ class KeyedSteps(FlowBase):
         self._time(f"window({window})")
         return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
 
-    def agg(self, *, emit: str | None = None, **aggregates: Aggregate | str) -> Self:
+    def agg(self, *unnamed: Never, emit: str | None = None, **aggregates: Aggregate | str) -> Self:
         """Aggregate per key, or per key and window.
 
         Parameters
@@ -143,11 +143,12 @@ class KeyedSteps(FlowBase):
         Raises
         ------
         SchemaError
-            When a column does not exist here, or an output name is taken.
+            When a column does not exist here or has a type that its aggregate does not take, or an output name is
+            taken.
         PlanError
             Without a `key_by` before, or for "update" with a window.
         ConfigError
-            When no aggregate is given, or one is not made by penstock.
+            When no aggregate is given, one has no name, or one is not made by penstock.
 
         Notes
         -----
@@ -171,6 +172,11 @@ class KeyedSteps(FlowBase):
         ('word', 'count')
         """
         self._stateless_only("agg")
+        if unnamed:
+            raise ConfigError(
+                f"agg({', '.join(map(str, unnamed))}) names no output column; write for example"
+                " .agg(n=penstock.count())"
+            )
         if self._keys is None:
             raise PlanError("agg needs keys: write .key_by('column').agg(...)")
         name = None if isinstance(aggregates.get("name"), Aggregate) else aggregates.pop("name", None)
@@ -192,6 +198,10 @@ class KeyedSteps(FlowBase):
         items = []
         for column, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
+                given: Any = aggregate
+                if getattr(given, "__module__", None) == Aggregate.__module__:
+                    called = f"penstock.{given.__name__}({'' if given is count else '...'})"
+                    raise ConfigError(f"agg({column}={given.__name__}) got a function; call it: {column}={called}")
                 raise ConfigError(
                     f"agg({column}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max, mean and the like"
                 )
@@ -208,7 +218,9 @@ class KeyedSteps(FlowBase):
         # Where it is left open the host decides: see `to_plan`.
         if emit is not None or self._window is not None:
             step["emit"] = "final" if emit is None else emit
-        return self._with(step, (*head, *aggregates))
+        flow = self._with(step, (*head, *aggregates))
+        flow._check()  # the types that they take
+        return flow
 
     def aggregate(
         self,
@@ -387,7 +399,7 @@ class KeyedSteps(FlowBase):
         if self._keys is not None:
             raise PlanError(f"distinct names its columns itself; leave key_by({', '.join(self._keys)}) out")
         self._no_sessions("distinct")
-        names = names_of(columns, "distinct") if columns else self._columns
+        names = columns_of(columns, "distinct") if columns else self._columns
         self._require(names, "distinct")
         named = self._named("distinct", "distinct", name)
         head = ("window_start", "window_end") if self._window is not None else ()

@@ -79,7 +79,8 @@ class Running(FlowBase):
         -------
         LocalResults
             An iterator of ``pyarrow.RecordBatch``: results as they become final. Closing it
-            early (leaving the loop) stops the workers.
+            early (leaving the loop) stops the workers. It gives them once, as iterators do: a second
+            ``list(results)`` is empty.
 
         Raises
         ------

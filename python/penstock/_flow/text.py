@@ -69,6 +69,13 @@ def names_of(names: str | Sequence[str], what: str) -> tuple[str, ...]:
     return found
 
 
+def columns_of(columns: tuple[str, ...], op: str) -> tuple[str, ...]:
+    """Names of columns as the arguments of a step, which takes no list of them; else as `names_of`."""
+    if len(columns) == 1 and isinstance(columns[0], (list, tuple)) and columns[0]:
+        raise ConfigError(f"{op} got {columns[0]!r}; write {op}({', '.join(map(repr, columns[0]))})")
+    return names_of(columns, op)
+
+
 def missing(name: Any, what: str, columns: Sequence[str]) -> SchemaError:
     """The error of a column that is not there."""
     return SchemaError(f"{what}: column {name!r} does not exist here; there are {', '.join(columns)}")

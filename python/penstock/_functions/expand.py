@@ -177,7 +177,10 @@ class BatchExpansion:
         except Exception as error:
             self.left, self._live = 0, None
             text = f"a batch of {self._rows} rows, of which the first is {short(self._first.to_pylist()[0], most=200)}"
-            failed = self._fail(error, None, text, self._drawn)
+            # What functions of a row raise that get a batch.
+            mistaken = isinstance(error, (TypeError, AttributeError))
+            hint = "; the function gets whole batches: say rows=True for a call per row" if mistaken else ""
+            failed = self._fail(error, None, text + hint, self._drawn)
             if failed is not error:
                 failed.__cause__ = error
             return [], 0, (text, self._drawn, failed), []

@@ -67,16 +67,22 @@ class GroupEpoch:
 class GroupState:
     """State of one key during one call of the user's function; the surface of Spark's class of that name.
 
+    Functions get it from `Flow.apply_in_pandas_with_state`, and make none.
+
     Examples
     --------
-    >>> shape = StateShape(pa.schema([("count", pa.int64())]))
-    >>> state = GroupState(GroupEpoch(shape, "ProcessingTimeTimeout", None, 1_000), None)
-    >>> state.exists, state.getOption
-    (False, None)
-    >>> state.update((3,))
-    >>> state.setTimeoutDuration("10 seconds")
-    >>> state.get, state.getCurrentProcessingTimeMs()
-    ((3,), 1000)
+    >>> import pandas as pd
+    >>> import penstock as pk
+    >>> def count(key, frames, state):
+    ...     seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+    ...     state.update((seen,))
+    ...     state.setTimeoutDuration("10 seconds")
+    ...     yield pd.DataFrame({"user": [key[0]], "seen": [seen]})
+    >>> users = pk.Flow("user string").key_by("user").apply_in_pandas_with_state(
+    ...     count, "user string, seen bigint", "seen bigint", "update", "ProcessingTimeTimeout"
+    ... )
+    >>> users.collect(pa.table({"user": ["ann", "ann"]})).to_pylist()
+    [{'user': 'ann', 'seen': 2}]
     """
 
     NO_TIMESTAMP: int = NO_TIMESTAMP

@@ -311,6 +311,8 @@ class GroupStateCall:
             result = self.func(tell, iter((frame,)), state)
             if hasattr(result, "columns") and hasattr(result, "iloc"):
                 raise TypeError("the function returned a DataFrame; it must yield DataFrames, or return a list of them")
+            if result is None:
+                raise TypeError("the function returned None; it must yield DataFrames, or return a list of them")
             for made in result:
                 out.add(made)
         except BaseException as error:

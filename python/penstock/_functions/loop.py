@@ -115,6 +115,8 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
         **words,
     )
     scope: dict[str, Any] = {
+        # By which its frames are known for no user's.
+        "__name__": __name__,
         "ATOMIC": ATOMIC,
         "BrokenOff": BrokenOff,
         "MISSING": MISSING,
@@ -125,7 +127,8 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
         "copy_state": copy_state,
         "islice": itertools.islice,
     }
-    exec(compile(source, __file__, "exec"), scope)
+    # Not this file's name: tracebacks would show lines of it.
+    exec(compile(source, "<penstock row loop>", "exec"), scope)
     loop: Callable[..., None] = scope["loop"]
     return loop
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -14,11 +15,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, cliques, demo, nexmark, report, state, tpcxbb, wordcount
+from penstock.cli import bench, cliques, demo, events, nexmark, report, state, tpcxbb, wordcount
 from penstock.cli.common import UsageError, one_line
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["run"]
+
+#: What the option parser says of a value that is none of an option's, over its releases.
+_CHOICE = re.compile(r"Invalid value for '([^']+)': (?:Value error, )?'(.*)' is not one of (.*?)\.?$", re.DOTALL)
 
 app = typer.Typer(
     name="penstock",
@@ -31,6 +35,7 @@ app = typer.Typer(
 app.command(name="bench", context_settings=bench.SETTINGS)(bench.bench)
 app.command(name="cliques", epilog=cliques.EPILOG)(cliques.cliques)
 app.command(name="demo")(demo.demo)
+app.command(name="events", epilog=events.EPILOG)(events.events)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
 app.command(name="report")(report.report)
 app.command(name="state", epilog=state.EPILOG)(state.state)
@@ -100,7 +105,9 @@ def run(arguments: Sequence[str] | None) -> int:
         if isinstance(error, UsageError):
             return _fail(str(error), 2)
         if isinstance(error, (PenstockError, OSError, TimeoutError)):
-            return _fail(one_line(error), 1)
+            # A file that an option leads to, and that is not there, is one that was named wrongly.
+            misnamed = isinstance(error, ConfigError) and isinstance(error.__cause__, FileNotFoundError)
+            return _fail(one_line(error), 2 if misnamed else 1)
         if type(error).__name__ == "Abort":
             raise KeyboardInterrupt from error
         # What the option parser raises has no common base over typer's releases.
@@ -142,6 +149,9 @@ def _log(debug: bool) -> None:
 
 def _usage(error: Exception) -> int:
     message = str(error.format_message())  # type: ignore[attr-defined]
+    if choice := _CHOICE.match(message):
+        option, given, choices = choice.groups()
+        return _fail(f"{option} {given}: must be one of {choices.replace(chr(39), '')}", 2)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message)
         return 2

@@ -15,12 +15,14 @@ import pyarrow as pa
 import typer
 
 from penstock.cli.choices import Where
-from penstock.cli.common import UsageError, check_output, peak_bytes, spark_session, whole_file
+from penstock.cli.common import UsageError, check_output, number_option, peak_bytes, spark_session, whole_file
 from penstock.graph._index import Index
 from penstock.graph._options import MOST, Options, Progress
 from penstock.graph._patterns import RELATION, clique
 
 __all__ = ["EPILOG", "cliques"]
+
+_MOST_WORKERS = 4096
 
 EPILOG = """
 **Examples**
@@ -51,7 +53,7 @@ def cliques(
     input: Annotated[
         list[Path], typer.Option(help="Edge list, gzip or plain: two nodes per line. Give it again for more files.")
     ],
-    size: Annotated[str, typer.Option(help="Nodes per clique, 2 to 16.")] = "3",
+    size: Annotated[int, number_option("--size", 2, 16, help="Nodes per clique.")] = 3,
     undirected: Annotated[
         bool,
         typer.Option(
@@ -67,17 +69,22 @@ def cliques(
     ] = None,
     host: Annotated[Where, typer.Option(help="Where: threads of this process, or tasks of a Spark job.")] = Where.local,
     batches: Annotated[
-        str,
-        typer.Option(
+        int,
+        number_option(
+            "--batches",
+            1,
+            MOST,
             help="N: at most so many batches of partial results are open and unfinished at a time, over all workers."
             " The search is depth first: a batch is a range of first edges (pairs of nodes) whose cliques are being"
             " searched, and what lies below them is one list per worker and level whatever N is. So N bounds how many"
             " workers search at once and, with --output, the rows that wait (two batches of 8,192 per N), not"
-            " intermediate results, of which there are none. On Spark: per task."
+            " intermediate results, of which there are none. On Spark: per task.",
         ),
-    ] = "64",
-    batch_size: Annotated[str, typer.Option(help="B: first edges per batch.")] = "1024",
-    workers: Annotated[str, typer.Option(help="Threads, or tasks of the Spark job at a time.")] = "1",
+    ] = 64,
+    batch_size: Annotated[int, number_option("--batch-size", 1, MOST, help="B: first edges per batch.")] = 1024,
+    workers: Annotated[
+        int, number_option("--workers", 1, _MOST_WORKERS, help="Threads, or tasks of the Spark job at a time.")
+    ] = 1,
     text: Annotated[bool, typer.Option("--text", help="Nodes are names, not numbers.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -86,9 +93,7 @@ def cliques(
     Self-loops and repeated edges of the input do not count. Memory holds the graph and never its cliques, however many
     there are.
     """
-    chosen = {"size": size, "batches": batches, "batch-size": batch_size, "workers": workers}
-    numbers = {name: _whole(name, value) for name, value in chosen.items()}
-    options = Options(numbers["workers"], numbers["batches"], numbers["batch-size"])
+    options = Options(workers, batches, batch_size)
     if count and output is not None:
         raise UsageError(f"--count and --output {output}: choose one; the number of rows is told with --output, too")
     for path in input:
@@ -108,18 +113,18 @@ def cliques(
     }
     edges = {RELATION: [str(path) for path in input]}
     run = _local if host is Where.local else _spark
-    found = run(edges, numbers["size"], options, output, show, how)
+    found = run(edges, size, options, output, show, how)
     loaded = found.loaded_at - begin
     seconds = time.perf_counter() - begin
     peak = None if host is Where.spark else peak_bytes()
     facts: dict[str, Any] = {
         "command": "cliques",
         "host": host.value,
-        "size": numbers["size"],
+        "size": size,
         "undirected": undirected,
-        "workers": numbers["workers"],
-        "batches": numbers["batches"],
-        "batch_size": numbers["batch-size"],
+        "workers": workers,
+        "batches": batches,
+        "batch_size": batch_size,
         "nodes": found.nodes,
         "edges": found.edges,
         "count": found.count,
@@ -142,15 +147,6 @@ def cliques(
         + ("" if peak is None else f", {peak / 2**20:,.0f} MiB at most")
         + ("" if output is None else f", written to {output}")
     )
-
-
-def _whole(name: str, text: str) -> int:
-    """Read a number in its range."""
-    least, most = {"size": (2, 16), "workers": (1, 4096)}.get(name, (1, MOST))
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
-    if not least <= number <= most:
-        raise UsageError(f"--{name} {text}: must be a whole number from {least} to {most}")
-    return number
 
 
 def _local(

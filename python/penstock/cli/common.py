@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import resource
@@ -24,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import typer
 
 from penstock._durations import format_duration, lateness_ms, parse_duration
 from penstock._flow import Flow
-from penstock._local import MOST_WORKERS, LocalMigration, LocalSession, batches
+from penstock._local import LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
 from penstock.cli.choices import Host
 from penstock.errors import ConfigError
@@ -46,8 +48,8 @@ __all__ = [
     "When",
     "bar",
     "check_output",
-    "check_workers",
     "local_host",
+    "number_option",
     "one_line",
     "parse_move",
     "parse_resizes",
@@ -332,10 +334,42 @@ def parse_lateness(text: str) -> str:
         raise UsageError(str(error)) from error
 
 
-def check_workers(workers: int) -> None:
-    """Refuse a number of workers that no host takes."""
-    if not 1 <= workers <= MOST_WORKERS:
-        raise UsageError(f"--workers {workers}: expected 1 to {MOST_WORKERS}")
+def number_option(
+    option: str, least: int, most: int | None = None, *, help: str, kind: type[int] | type[float] = int
+) -> Any:
+    """An option that is a number in a range; the messages of the option parser hide the value.
+
+    Parameters
+    ----------
+    option : str
+        Its name, such as ``--workers``.
+    least, most : int
+        The range.
+    help : str
+        What it is; the range is added.
+    kind : type
+        int or float.
+
+    Returns
+    -------
+    typer.Option
+        For the annotation of a parameter of this type.
+    """
+    span = f"from {least} to {most}" if most is not None else f"of at least {least}"
+
+    def read(given: Any) -> Any:
+        if not isinstance(given, str):
+            return given  # a default
+        try:
+            number: int | float = kind(given)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= (math.inf if most is None else most):
+            raise UsageError(f"{option} {given}: must be a {'whole ' if kind is int else ''}number {span}")
+        return number
+
+    told = help if most is None else f"{help} From {least} to {most}."
+    return typer.Option(option, parser=read, metavar="N", help=told)
 
 
 def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--output") -> None:

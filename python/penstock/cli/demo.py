@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.common import UsageError
+from penstock.cli.common import UsageError, number_option
 
 __all__ = ["demo"]
 
@@ -17,18 +17,21 @@ __all__ = ["demo"]
 def demo(
     seconds: Annotated[
         float,
-        typer.Option(
-            min=5,
-            max=3600,
+        number_option(
+            "--seconds",
+            5,
+            3600,
+            kind=float,
             help="How long bids are generated at least: until all that is planned has happened. The rest takes about"
             " 40 s more.",
         ),
     ] = 20.0,
-    rate: Annotated[int, typer.Option(min=100, max=1_000_000, help="Bids per second.")] = 20_000,
+    rate: Annotated[int, number_option("--rate", 100, 1_000_000, help="Bids per second.")] = 20_000,
     bidders: Annotated[
-        int, typer.Option(min=100, max=10_000_000, help="Keys of the larger state; half a million are about 64 MB.")
+        int,
+        number_option("--bidders", 100, 10_000_000, help="Keys of the larger state; half a million are about 64 MB."),
     ] = 1_000_000,
-    bits: Annotated[int, typer.Option(min=2, max=16, help="2**BITS bins hold the keyed state.")] = 8,
+    bits: Annotated[int, number_option("--bits", 2, 16, help="2**BITS bins hold the keyed state.")] = 8,
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for report.html, timeline.png and timeline.json.")
     ] = Path("out"),

@@ -12,13 +12,14 @@ import pyarrow as pa
 import typer
 
 from penstock._flow import Flow
+from penstock._local import MOST_WORKERS
 from penstock.cli.choices import Gap, Host, Strategy
 from penstock.cli.common import (
     Report,
     UsageError,
     check_output,
-    check_workers,
     local_host,
+    number_option,
     parse_lateness,
     parse_move,
     parse_resizes,
@@ -52,14 +53,17 @@ def nexmark(
     input: Annotated[
         Path,
         typer.Option(
-            help="Folder with bid.parquet, auction.parquet and person.parquet, as the query needs, and params.json."
+            help="Folder with bid.parquet, auction.parquet and person.parquet, as the query needs, and params.json;"
+            " `penstock events` makes one."
         ),
     ],
     output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
     host: Annotated[
         Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
     ] = Host.local,
-    workers: Annotated[int, typer.Option(help="Workers, each with its share of the state.")] = 1,
+    workers: Annotated[
+        int, number_option("--workers", 1, MOST_WORKERS, help="Workers, each with its share of the state.")
+    ] = 1,
     lateness: Annotated[
         str,
         typer.Option(
@@ -96,9 +100,11 @@ def nexmark(
     ] = None,
     batch_rows: Annotated[
         Optional[int],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
-        typer.Option(
+        number_option(
+            "--batch-rows",
+            1,
             help="Input rows per epoch, at whose end the watermark moves; with --host engine at least an eighth of the"
-            f" input. Default {_BATCH_ROWS}. Hosts local and engine."
+            f" input. Default {_BATCH_ROWS}. Hosts local and engine.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -110,12 +116,9 @@ def nexmark(
     """
     if query not in workload.QUERIES:
         raise UsageError(f"--query {query!r} is unknown; the queries are {', '.join(workload.QUERIES)}")
-    check_workers(workers)
     if batch_rows is not None and host is Host.spark:
         raise UsageError("--batch-rows does not go with --host spark: a batch job has one epoch; use local or engine")
     batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
-    if batch_rows < 1:
-        raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     late = None if lateness == "auto" else parse_lateness(lateness)
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds the tables and params.json")

@@ -7,14 +7,15 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from penstock.cli.common import UsageError, check_output, whole_file
+from penstock.cli.common import UsageError, check_output, number_option, whole_file
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,12 +65,14 @@ def state(
         typer.Option(metavar="NAME", help="Only this operator: its name, or its kind where one has it. Default all."),
     ] = None,
     batch: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="N", help="State at the end of this batch. Default the newest."),
+        Optional[int],  # noqa: UP045
+        number_option("--batch", 0, help="State at the end of this batch. Default the newest."),
     ] = None,
     limit: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="N", help=f"At most so many rows of an operator. Default {_SHOWN} in a table, else all."),
+        Optional[int],  # noqa: UP045
+        number_option(
+            "--limit", 1, help=f"At most so many rows of an operator. Default {_SHOWN} in a table, else all."
+        ),
     ] = None,
     format: Annotated[
         Format,
@@ -95,36 +98,22 @@ def state(
     """
     from penstock import state as reading
 
-    rows = _whole("limit", limit, 1)
-    at = _whole("batch", batch, 0)
     if format is Format.table:
         if output is not None:
             raise UsageError(f"--output {output}: a table is for people; add --format csv, json or parquet")
-        _show(checkpoint, operator, at, rows or _SHOWN, unpickle)
+        _show(checkpoint, operator, batch, limit or _SHOWN, unpickle)
         return
     if output is not None:
         check_output(output)
     elif format is Format.parquet:
         raise UsageError("--format parquet needs --output FILE")
-    table = reading.read(checkpoint, operator, at, limit=rows, unpickle=unpickle)
+    table = reading.read(checkpoint, operator, batch, limit=limit, unpickle=unpickle)
     if output is None:
         _write(table, format, sys.stdout.buffer)
         return
     with whole_file(output) as part, open(part, "wb") as sink:
         _write(table, format, sink)
     print(f"wrote {table.num_rows:,} rows to {output}")
-
-
-def _whole(name: str, text: str | None, least: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = least - 1
-    if number < least:
-        raise UsageError(f"--{name} {text}: give a whole number, {least} or more")
-    return number
 
 
 def _write(table: pa.Table, format: Format, sink: Any) -> None:
@@ -225,30 +214,79 @@ def _show(checkpoint: str, operator: str | None, batch: int | None, limit: int, 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDEST
-    manifests = reading.manifests(checkpoint)
-    _table(console, "Manifests", manifests.drop_columns(["name", "plan"]))
-    operators = reading.operators(checkpoint, batch)
-    _table(console, "Operators", operators)
-    names = operators["name"].to_pylist() if operator is None else [operator]
-    for name in names:
-        rows = reading.read(checkpoint, name, batch, limit=limit + 1, unpickle=unpickle)
-        more = f", the first {limit}" if rows.num_rows > limit else ""
-        _table(console, f"{name}{more}", rows.slice(0, limit))
+    tables = [("Manifests", _of_manifests(reading.manifests(checkpoint)))]
+    try:
+        operators = reading.operators(checkpoint, batch)
+        tables.append(("Operators", operators))
+        for name in operators["name"].to_pylist() if operator is None else [operator]:
+            rows = reading.read(checkpoint, name, batch, limit=limit + 1, unpickle=unpickle)
+            more = f", the first {limit}" if rows.num_rows > limit else ""
+            tables.append((f"{name}{more}", rows.slice(0, limit)))
+    except ConfigError:
+        tables = []  # there is no such batch or operator
+        raise
+    finally:
+        # Of a damaged checkpoint what can be read.
+        for title, rows in tables:
+            _table(console, title, rows)
+
+
+def _of_manifests(rows: pa.Table) -> pa.Table:
+    """What people look for, without what no manifest has."""
+    rows = rows.drop_columns(["name", "generation", "plan"])
+    rows = rows.rename_columns(["late" if name == "late_rows" else name for name in rows.column_names])
+    return rows.drop_columns([name for name in ("finished", "watermark", "problem") if not any(rows[name].to_pylist())])
 
 
 def _table(console: Console, title: str, rows: pa.Table) -> None:
+    """A table, or where its words do not fit beside each other the columns of each row below each other."""
     import pyarrow as pa
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    columns = [(field.name, _values(column)) for field, column in zip(rows.schema, rows.columns, strict=True)]
+    texts = [[name, *map(_cell, values)] for name, values in columns]
+
+    def fits(length: Callable[[str], int]) -> bool:
+        return sum(max(map(length, column)) + 3 for column in texts) < console.width
+
+    def longest_word(text: str) -> int:
+        return max(map(cell_len, text.split()), default=0)
+
+    if not fits(cell_len):
+        texts = [_without_date(name, values) or column for (name, values), column in zip(columns, texts, strict=True)]
+    # Text, since what is in brackets is markup otherwise.
+    if not fits(longest_word):
+        console.print(Text(title, style="table.title"))
+        for cells in list(zip(*texts, strict=True))[1:]:
+            block = Table.grid("", "", padding=(0, 2))
+            for (name, *_), cell in zip(texts, cells, strict=True):
+                block.add_row(Text(name.replace("\n", " "), style="table.header"), Text(cell, overflow="fold"))
+            console.print(block)
+            console.print()
+        return
     shown = Table(title=title, title_justify="left")
-    for field in rows.schema:
+    for field, column in zip(rows.schema, texts, strict=True):
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        shown.add_column(Text(field.name), justify="right" if number else "left", overflow="fold")
-    for row in _rows(rows):
-        # Text, since what is in brackets is markup otherwise.
-        shown.add_row(*(Text(_cell(value)) for value in row.values()))
+        # Only columns of several words become narrower.
+        whole = all(len(text.split()) < 2 for text in column)
+        shown.add_column(Text(column[0]), justify="right" if number else "left", overflow="fold", no_wrap=whole)
+    for cells in list(zip(*texts, strict=True))[1:]:
+        shown.add_row(*map(Text, cells))
     console.print(shown)
+
+
+def _without_date(name: str, values: Sequence[Any]) -> list[str] | None:
+    """A column of times of one day: the day beside its name, and the times; None for others."""
+    times = [value for value in values if value is not None]
+    if not times or not all(isinstance(time, datetime.datetime) for time in times):
+        return None
+    days = {time.strftime("%Y-%m-%d %Z").strip() for time in times}
+    if len(days) > 1:
+        return None
+    shown = ("" if time is None else _cell(time.replace(tzinfo=None)).partition(" ")[2] for time in values)
+    return [f"{name}\n{days.pop()}", *shown]
 
 
 def _cell(value: Any) -> str:

@@ -13,15 +13,15 @@ import pyarrow as pa
 import typer
 
 from penstock.cli.choices import Mode, Queue, Scheduler, Where
-from penstock.cli.common import Report, UsageError, bar, check_output, spark_session, whole_file
-from penstock.errors import ConfigError
+from penstock.cli.common import Report, UsageError, bar, check_output, number_option, spark_session, whole_file
+from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import tpcxbb as workload
 from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
 
 __all__ = ["EPILOG", "tpcxbb"]
 
-#: No machine has more, and each is a thread or a process.
 _BATCH_ROWS = 8192
+#: No machine has more, and each is a thread or a process.
 _MOST_WORKERS = 256
 
 EPILOG = """
@@ -46,7 +46,8 @@ EPILOG = """
 `q15`: the categories that do not grow: cat, slope, intercept.
 
 q1, q2_sessions, q2, q3 and q15 are written in their order, the others as a bag. The queries need params.json,
-web_clickstreams.parquet or store_sales.parquet, and most of them item.parquet or web_page.parquet.
+web_clickstreams.parquet or store_sales.parquet, and most of them item.parquet or web_page.parquet;
+`docs/tpcxbb.md` has their columns and an example of params.json.
 
 **Examples**
 
@@ -65,7 +66,7 @@ def tpcxbb(
     input: Annotated[Path, typer.Option(help="Folder with params.json and the tables, one Parquet file each.")],
     output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
     host: Annotated[Where, typer.Option(help="Where: this process, or one task of a Spark job.")] = Where.local,
-    workers: Annotated[int, typer.Option(help="Workers of the pipeline.")] = 1,
+    workers: Annotated[int, number_option("--workers", 1, _MOST_WORKERS, help="Workers of the pipeline.")] = 1,
     queue: Annotated[
         Queue,
         typer.Option(
@@ -86,7 +87,9 @@ def tpcxbb(
     ] = Mode.auto,
     batch_rows: Annotated[
         Optional[int],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
-        typer.Option(help=f"Rows of the stream that are read at once. Default {_BATCH_ROWS}. Host local."),
+        number_option(
+            "--batch-rows", 1, help=f"Rows of the stream that are read at once. Default {_BATCH_ROWS}. Host local."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -99,13 +102,9 @@ def tpcxbb(
         asked = workload.find(query)
     except ConfigError as error:
         raise UsageError(f"--query: {error}") from error
-    if not 1 <= workers <= _MOST_WORKERS:
-        raise UsageError(f"--workers {workers}: expected 1 to {_MOST_WORKERS}")
     if batch_rows is not None and host is not Where.local:
         raise UsageError("--batch-rows does not go with --host spark: Spark gives a task its rows; use --host local")
     batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
-    if batch_rows < 1:
-        raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds params.json and the tables")
     tables = (CLICKS, SALES, ITEM, PAGE)
@@ -115,7 +114,11 @@ def tpcxbb(
     report = Report("tpcxbb", host.value, workers, str(output), elsewhere=elsewhere)
     how = {"mode": mode.value, "scheduler": scheduler.value, "queue": queue.value}
     report.more = {"query": query, **how}
-    report.rows = workload.check(asked, input)
+    try:
+        report.rows = workload.check(asked, input)
+    except (ConfigError, SchemaError) as error:
+        error.add_detail("(docs/tpcxbb.md describes the tables and params.json)")
+        raise
     begin = time.perf_counter()
     with whole_file(output) as part:
         if host is Where.local:

@@ -12,13 +12,14 @@ import pyarrow as pa
 import typer
 
 from penstock._flow import Flow
+from penstock._local import MOST_WORKERS
 from penstock.cli.choices import Host
 from penstock.cli.common import (
     Report,
     UsageError,
     check_output,
-    check_workers,
     local_host,
+    number_option,
     spark_session,
     whole_file,
 )
@@ -53,7 +54,9 @@ def wordcount(
     host: Annotated[
         Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
     ] = Host.local,
-    workers: Annotated[int, typer.Option(help="Workers, each with its share of the words.")] = 1,
+    workers: Annotated[
+        int, number_option("--workers", 1, MOST_WORKERS, help="Workers, each with its share of the words.")
+    ] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Count the words of text files.
@@ -61,7 +64,6 @@ def wordcount(
     A word is a run of the letters A-Z and a-z, lower-cased; everything else separates. Files are read as a
     stream: memory holds the distinct words, never a whole file.
     """
-    check_workers(workers)
     files = [*input, *(more or [])]
     for path in files:
         if not path.is_file():

@@ -7,25 +7,18 @@ whichever rows stand beside it; what is wrong with one row costs no other one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain
-from numbers import Integral, Number
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
 from penstock._functions.short import short
 from penstock._schema import conform
+from penstock._wholes import look_into
 from penstock.errors import SchemaError
 
 __all__ = ["Misfit", "Packer"]
-
-#: Whether numbers that may have a fraction are among values of a type that has whole ones.
-_Look: TypeAlias = Callable[[Iterable[Any]], bool]
-#: The values of one kind within a nested value.
-_Part: TypeAlias = Callable[[Any], Iterable[Any]]
 
 
 class Misfit(Exception):
@@ -55,7 +48,7 @@ class Packer:
     def __init__(self, schema: pa.Schema, wanted: str = "a tuple or a dict") -> None:
         self._schema, self._wanted = schema, wanted
         self._names: list[str] = schema.names
-        self._columns = [(field.name, field.type, field.nullable, _look_into(field.type)) for field in schema]
+        self._columns = [(field.name, field.type, field.nullable, look_into(field.type)) for field in schema]
         self._nested = any(pa.types.is_nested(kind) for kind in schema.types)
 
     def pack(self, rows: Sequence[Any]) -> Iterator[tuple[int, pa.RecordBatch | Misfit]]:
@@ -118,48 +111,3 @@ class Packer:
             if found_width != width:
                 raise Misfit(f"has {found_width} values, expected {width} ({', '.join(names)})")
         return zip(*rows, strict=True)
-
-
-def _look_into(kind: pa.DataType) -> _Look | None:
-    """What finds numbers that may have a fraction where a type has whole ones: pyarrow cuts them without a word.
-
-    None for a type where it cuts none.
-    """
-    is_type = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _look_into(kind.storage_type)
-    if is_type.is_integer(kind) or is_type.is_temporal(kind):
-        return _has_fractions
-    if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
-        return _look_into(kind.value_type)
-    if is_type.is_map(kind):
-        parts: list[tuple[_Part, pa.DataType]] = [
-            (partial(_of_map, place), inner) for place, inner in enumerate((kind.key_type, kind.item_type))
-        ]
-    elif is_type.is_struct(kind):
-        parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
-    elif hasattr(kind, "value_type"):
-        parts = [(iter, kind.value_type)]
-    else:
-        return None
-    looks = [(part, look) for part, inner in parts if (look := _look_into(inner)) is not None]
-    return partial(_has_fractions_inside, looks) if looks else None
-
-
-def _has_fractions(values: Iterable[Any]) -> bool:
-    return any(issubclass(kind, Number) and not issubclass(kind, Integral) for kind in set(map(type, values)))
-
-
-def _has_fractions_inside(looks: list[tuple[_Part, _Look]], values: Iterable[Any]) -> bool:
-    there = [value for value in values if hasattr(value, "__iter__")]  # what is not is a null
-    return any(look(chain.from_iterable(map(part, there))) for part, look in looks)
-
-
-def _of_map(place: int, value: Any) -> Iterable[Any]:
-    return (entry[place] for entry in (value.items() if isinstance(value, dict) else value))
-
-
-def _of_struct(place: int, name: str, value: Any) -> Iterable[Any]:
-    if isinstance(value, tuple):
-        return (value[place],)
-    return ((value if isinstance(value, dict) else dict(value)).get(name),)

@@ -619,7 +619,7 @@ class Engine:
         self._require_open()
         found = self._queries.find(query)
         if self._ended.runs(found.id):
-            raise EngineError(f"query {found.name} ({found.id}) runs: stop it, then drop it", query=found.id)
+            raise EngineError(f"query {found.called} runs: stop it, then drop it", query=found.id)
         self._drop(found)
 
     def _drop(self, query: Query) -> None:
@@ -1160,8 +1160,10 @@ class Engine:
         if self._orphaned:
             raise EngineError(self._told_stopped())
         if self._state != "open":
-            what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
-            raise EngineError(f"engine {self.name} {what}")
+            new = self._state == "new"
+            what = "has not started" if new else f"is {self._state}"
+            advice = "use it in a with statement, or call start()" if new else "keep it open as long as its queries run"
+            raise EngineError(f"engine {self.name} {what}: {advice}")
 
     def _told_stopped(self) -> str:
         return (

@@ -76,7 +76,7 @@ def tagged(**sources: DataFrame) -> DataFrame:
     if not sources:
         raise ConfigError("penstock.spark.tagged() names no source; write tagged(people=df1, sales=df2)")
     for name, frame in sources.items():
-        require_classic(frame, f"penstock.spark.tagged, source {name!r},")
+        require_classic(frame, f"penstock.spark.tagged(source {name!r})")
         if not hasattr(frame, "columns"):
             raise ConfigError(f"source {name!r} is a {type(frame).__name__}, not a DataFrame")
         twice = next((column for column in frame.columns if frame.columns.count(column) > 1), None)

@@ -153,6 +153,11 @@ class StatefulStream:
         self, engine: Engine, sink: Sink, *, late: Sink | None = None, name: str | None = None
     ) -> BatchFunction:
         """The function for ``DataStreamWriter.foreachBatch``; see `Engine.foreach_batch`."""
+        if not hasattr(engine, "foreach_batch"):
+            raise ConfigError(
+                f"engine is a {type(engine).__name__}: the state lives in a penstock.Engine; write with"
+                " pk.Engine(spark, workers=2) as engine: stream.start(engine, sink)"
+            )
         return engine.foreach_batch(self.flow, sink, late=late, name=name)
 
     def writer(self, engine: Engine, sink: Sink, *, late: Sink | None = None) -> DataStreamWriter:
@@ -205,6 +210,12 @@ class StatefulStream:
 
     def __repr__(self) -> str:
         return f"StatefulStream({self.flow!r})"
+
+    if not TYPE_CHECKING:  # who checks types would take every name for one that it has
+
+        def __getattr__(self, name: str) -> Any:
+            hint = ": start it on an engine, .start(engine, sink)" if name == "writeStream" else ""
+            raise AttributeError(f"'StatefulStream' object has no attribute {name!r}{hint}", name=name, obj=self)
 
 
 def _watermark(df: DataFrame, event_time: str | None) -> tuple[str | None, timedelta | None]:

@@ -176,14 +176,17 @@ pub enum EngineError {
     },
     /// The flow has changed in a way that state cannot follow.
     #[error(
-        "the state is of {before}, the flow has {after}: it cannot be taken over. Put the step or source back as it was (a new step \
-         beside it has a name= of its own), or start a new query from batch 0 (a new checkpoint)"
+        "the state is of {before}, the flow has {after}: it cannot be taken over. {} the step or source back as it was (a new step \
+         beside it has a name= of its own), or start a new query from batch 0 (a new checkpoint)",
+        put(renamed.as_deref())
     )]
     OtherPlan {
         /// Of the state.
         before: String,
         /// In the flow.
         after: String,
+        /// The step's name where only its columns have other names.
+        renamed: Option<String>,
     },
     /// Another engine serves the checkpoint.
     #[error(
@@ -335,6 +338,18 @@ fn remedy(reason: &str) -> &'static str {
         true => "",
         false => ": put back the file, or start from a copy of the checkpoint",
     }
+}
+
+fn put(renamed: Option<&str>) -> String {
+    renamed.map_or_else(
+        || "Put".to_owned(),
+        |name| {
+            format!(
+                "If these are the same columns under other names, say name={name:?} in that step, and in others of its kind without a name \
+                 the names that they have now. Else put"
+            )
+        },
+    )
 }
 
 fn fenced(claim: u64, by: u64) -> String {

@@ -90,7 +90,7 @@ mod roster;
 pub use engine::{Engine, Setup};
 pub use error::{EngineError, Failure, Kind, StoreError};
 pub use manifest::{
-    Claim, Contents, DataFile, FormatError, Manifest, Named, Operator, Plan, Shown, VERSION, decode, encode,
+    Changed, Claim, Contents, DataFile, FormatError, Manifest, Named, Operator, Plan, Shown, VERSION, decode, encode,
 };
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{

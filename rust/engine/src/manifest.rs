@@ -13,6 +13,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::error::EngineError;
 use crate::range::Range;
 
 const MAGIC: &[u8; 8] = b"penstock";
@@ -80,15 +81,38 @@ pub struct Plan {
     pub sources: Vec<String>,
 }
 
+/// What a flow cannot take over of another one's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// What the state is of.
+    pub before: String,
+    /// What there is instead.
+    pub after: String,
+    /// The step's name where only its columns have other names: they may be the same ones.
+    pub renamed: Option<String>,
+}
+
+impl Changed {
+    pub(crate) fn new(before: String, after: String) -> Self {
+        Self { before, after, renamed: None }
+    }
+}
+
+impl From<Changed> for EngineError {
+    fn from(Changed { before, after, renamed }: Changed) -> Self {
+        EngineError::OtherPlan { before, after, renamed }
+    }
+}
+
 impl Plan {
     /// Says what of this plan's state `newer` cannot take over.
     ///
     /// # Errors
     /// The two sides that do not fit.
-    pub fn check(&self, newer: &Plan) -> Result<(), (String, String)> {
+    pub fn check(&self, newer: &Plan) -> Result<(), Changed> {
         if self.sources != newer.sources {
             let told = |plan: &Plan| format!("sources {}, in this order", plan.sources.join(", "));
-            return Err((told(self), told(newer)));
+            return Err(Changed::new(told(self), told(newer)));
         }
         let told = |one: &Operator| format!("{} ({} of {}, version {})", one.name, one.kind, one.types, one.version);
         for old in &self.operators {
@@ -97,18 +121,12 @@ impl Plan {
                 Some(new) if told(old) == told(new) => {
                     let made =
                         |one: &Operator| format!("{} of columns {}", told(one), one.reads.as_deref().unwrap_or(""));
-                    let now = format!(
-                        "{}, which may be another state: say name={:?} in that step if it is the same one under other names, and in others of \
-                         its kind without a name the names that they have now",
-                        made(new),
-                        new.name
-                    );
-                    return Err((made(old), now));
+                    return Err(Changed { before: made(old), after: made(new), renamed: Some(new.name.clone()) });
                 }
-                Some(new) => return Err((told(old), told(new))),
+                Some(new) => return Err(Changed::new(told(old), told(new))),
                 None => {
                     let names: Vec<&str> = newer.operators.iter().map(|one| &*one.name).collect();
-                    return Err((told(old), format!("nothing of that name, only: {}", names.join(", "))));
+                    return Err(Changed::new(told(old), format!("nothing of that name, only: {}", names.join(", "))));
                 }
             }
         }
@@ -679,14 +697,14 @@ mod tests {
         let plan = |operators| Plan { operators, sources: vec!["bids".into()] };
         let old = plan(vec![operator("a", 1), operator("b", 1)]);
         assert_eq!(old.check(&plan(vec![operator("new", 1), operator("b", 1), operator("a", 1)])), Ok(()));
-        let (before, after) = old.check(&plan(vec![operator("a", 2), operator("b", 1)])).unwrap_err();
+        let Changed { before, after, .. } = old.check(&plan(vec![operator("a", 2), operator("b", 1)])).unwrap_err();
         assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long, version 2)"));
-        let (_, after) = old.check(&plan(vec![operator("a", 1)])).unwrap_err();
+        let Changed { after, .. } = old.check(&plan(vec![operator("a", 1)])).unwrap_err();
         assert_eq!(after, "nothing of that name, only: a");
         let renamed = Operator { columns: "other names".into(), ..operator("a", 1) };
         assert_eq!(plan(vec![operator("a", 1)]).check(&plan(vec![renamed])), Ok(()));
         let other = Operator { types: "long -> min(long)".into(), ..operator("a", 1) };
-        let (before, after) = plan(vec![operator("a", 1)]).check(&plan(vec![other])).unwrap_err();
+        let Changed { before, after, .. } = plan(vec![operator("a", 1)]).check(&plan(vec![other])).unwrap_err();
         assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long -> min(long), version 1)"));
         // Unnamed, it says which columns are its own; what was written before says nothing.
         let by = |columns: &str| plan(vec![Operator { reads: Some(columns.into()), ..operator("a", 1) }]);
@@ -694,9 +712,14 @@ mod tests {
         for (then, now) in [(by("user; v"), by("user; v")), (by("user; v"), named.clone()), (named, by("user; v"))] {
             assert_eq!(then.check(&now), Ok(()));
         }
-        let (before, after) = by("user; v").check(&by("page; v")).unwrap_err();
-        assert_eq!(before, "a (sum of long, version 1) of columns user; v");
-        assert!(after.contains("of columns page; v") && after.contains("say name=\"a\" in that step"), "{after}");
+        let changed = by("user; v").check(&by("page; v")).unwrap_err();
+        assert_eq!(
+            EngineError::from(changed).to_string(),
+            "the state is of a (sum of long, version 1) of columns user; v, the flow has a (sum of long, version 1) of columns page; v: \
+             it cannot be taken over. If these are the same columns under other names, say name=\"a\" in that step, and in others of its kind \
+             without a name the names that they have now. Else put the step or source back as it was (a new step beside it has a name= of its \
+             own), or start a new query from batch 0 (a new checkpoint)"
+        );
         assert!(old.check(&Plan { sources: vec!["asks".into()], ..old.clone() }).is_err());
     }
 }

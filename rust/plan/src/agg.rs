@@ -23,6 +23,7 @@ use arrow_schema::{ArrowError, DataType};
 use crate::acc::{Input, Kind};
 use crate::bytes::{ByteColumn, byte_array};
 use crate::column::{self, Codes, storable};
+use crate::ddl::ddl;
 use crate::error::{OpError, StepName};
 use crate::gather::{histogram, registers};
 use crate::hash::hash_columns;
@@ -437,7 +438,7 @@ impl Aggregator {
         let overflow = |record| OpError::Overflow {
             step: step.clone(),
             column: self.spec.name.clone(),
-            data_type: self.spec.output.to_string(),
+            data_type: ddl(&self.spec.output),
             key: key(record),
         };
         let n = || records.column(at);

@@ -155,7 +155,7 @@ pub(crate) fn stateless(
             let fits = found.fields().len() == expected.fields().len()
                 && found.fields().iter().zip(expected.fields()).all(|(a, b)| like(a, b));
             if !fits {
-                let (expected, found) = (crate::explain::columns(&expected), crate::explain::columns(&found));
+                let (expected, found) = crate::ddl::both(&expected, &found);
                 return Err(PlanError::LoopColumns { step, expected, found });
             }
             let made = Loop { step, body, again: schema.fields().len(), schema: schema.clone() };

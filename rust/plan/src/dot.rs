@@ -6,7 +6,8 @@
 use std::fmt::Write;
 
 use crate::chain::Stateless;
-use crate::explain::{chain, columns, exchange, operator};
+use crate::ddl::columns;
+use crate::explain::{chain, exchange, operator};
 use crate::plan::{Inlet, Origin, Plan, Stage};
 use crate::spec::SideSpec;
 

@@ -166,7 +166,7 @@ pub enum PlanError {
     /// Columns that a join compares have different types.
     #[error(
         "{step}: columns of different types are never equal: '{}' has type {}, '{}' has {}; convert one of them first",
-        left.name(), left.data_type(), right.name(), right.data_type()
+        left.name(), crate::ddl(left.data_type()), right.name(), crate::ddl(right.data_type())
     )]
     JoinTypes {
         /// The step.

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::agg::{Aggregate, Function};
 use crate::chain::{Bound, Stateless};
+use crate::ddl::columns;
 use crate::join::Join;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Inlet, Origin, Plan, names};
@@ -17,12 +18,6 @@ pub(crate) fn time(us: i64) -> String {
         Some((unit, name)) => format!("{} {name}", us / unit),
         None => format!("{us} us"),
     }
-}
-
-pub(crate) fn columns(schema: &arrow_schema::Schema) -> String {
-    let columns: Vec<String> =
-        schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type())).collect();
-    columns.join(", ")
 }
 
 fn windows(windows: &Windows) -> String {

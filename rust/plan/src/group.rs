@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::acc::{Blobs, Input, Kind};
 use crate::agg::{Aggregate, Aggregator};
 use crate::column::{self, EventTime};
+use crate::ddl::ddl;
 use crate::error::{OpError, StepName};
 use crate::key::{KeyCodec, KeyKind, Keys};
 use crate::op::{Bins, Output, Sink};
@@ -152,7 +153,7 @@ impl GroupBy {
         let (step, column) = (self.step.clone(), spec.name.clone());
         match spec.kind {
             Kind::Set { .. } => OpError::TooManyDistinct { step, column },
-            _ => OpError::Overflow { step, column, data_type: spec.output.to_string(), key: None },
+            _ => OpError::Overflow { step, column, data_type: ddl(&spec.output), key: None },
         }
     }
 

@@ -10,6 +10,7 @@ mod bytes;
 mod column;
 mod common;
 mod content;
+mod ddl;
 mod dot;
 mod explain;
 mod foreign;
@@ -56,6 +57,7 @@ pub use callback::{
 pub use chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless};
 pub use column::EventTime;
 pub use content::Content;
+pub use ddl::ddl;
 pub use error::{OpError, PlanError, StateFault, StepName};
 pub use foreign::MapCall;
 pub use hash::{NULL_HASH, hash_bytes, hash_columns, hash_int};

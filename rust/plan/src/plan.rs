@@ -25,6 +25,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use crate::agg::{Aggregate, Function};
 use crate::chain::{Stateless, is_metered, stateless};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
+use crate::ddl::ddl;
 use crate::error::{PlanError, StepName};
 use crate::join::{Join, Joined};
 use crate::keyed::{KeyedKind, KeyedSpec};
@@ -165,12 +166,7 @@ fn column(step: &StepName, schema: &Schema, name: &str) -> Result<usize, PlanErr
 }
 
 fn wrong_type(step: &StepName, field: &Field, need: &'static str) -> PlanError {
-    PlanError::ColumnType {
-        step: step.clone(),
-        column: field.name().clone(),
-        found: field.data_type().to_string(),
-        need,
-    }
+    PlanError::ColumnType { step: step.clone(), column: field.name().clone(), found: ddl(field.data_type()), need }
 }
 
 /// Whether values that differ are different keys of a dict in Python.
@@ -761,8 +757,7 @@ impl Compiler {
             let same = fields(&point).len() == fields(&first).len()
                 && fields(&point).iter().zip(&fields(&first)).all(|(a, b)| like(a, b));
             if !same {
-                let columns = |point: &Point| crate::explain::columns(&point.schema);
-                let (expected, found) = (columns(&first), columns(&point));
+                let (expected, found) = crate::ddl::both(&first.schema, &point.schema);
                 return Err(PlanError::UnionColumns { step, expected, found });
             }
             if !self.open.pre.is_empty() {

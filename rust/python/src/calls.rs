@@ -22,7 +22,7 @@ use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{
     CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, SideRows, StateFault, States,
-    Unreadable,
+    Unreadable, ddl,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -344,8 +344,8 @@ pub(crate) fn declared(made: &Batch, schema: &SchemaRef) -> Result<Batch, String
             Some(column) => match renamed(column, field.data_type(), false) {
                 Some(column) => columns.push(column),
                 None => {
-                    let (name, found) = (field.name(), column.data_type());
-                    return Err(format!("column {name:?} has type {found}, declared is {}", field.data_type()));
+                    let (name, found, wanted) = (field.name(), ddl(column.data_type()), ddl(field.data_type()));
+                    return Err(format!("column {name:?} has type {found}, declared is {wanted}"));
                 }
             },
             None => {

@@ -117,6 +117,14 @@ pub(crate) fn pyarrow(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
         .map(|module| module.bind(py))
 }
 
+/// `penstock._wholes`, imported once.
+fn wholes(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    MODULE
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("penstock._wholes")?.into_any().unbind()))
+        .map(|module| module.bind(py))
+}
+
 /// Why rows do not fit a schema.
 pub(crate) enum Misfit {
     /// A row is not a tuple of as many values as there are columns.
@@ -164,28 +172,48 @@ pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Resul
                 )));
             }
             Err(error) => {
-                let shown = short(&error.into_inner());
-                return Err(Misfit::Width(format!("the step put out {shown} as a row; rows are tuples")));
+                let row = error.into_inner();
+                let (shown, hint) = (short(&row), undeclared(&row));
+                return Err(Misfit::Width(format!("the step put out {shown} as a row; rows are tuples{hint}")));
             }
         }
     }
-    let columns = schema
-        .fields()
-        .iter()
-        .enumerate()
-        .map(|(at, field)| {
-            let column = from_values(rows.py(), field, tuples.iter().map(|row| row.get_item(at)))?;
-            let reason = match () {
-                () if !field.is_nullable() && column.null_count() > 0 => "None, and it is NOT NULL",
-                () if has_null_inside(&column) => "None inside, where its type is NOT NULL",
-                () => return Ok(column),
-            };
-            Err(Misfit::Value { column: described(field), reason: reason.to_owned() })
-        })
-        .collect::<Result<Vec<_>, _>>()?;
+    let py = rows.py();
+    let hold = |at: usize, field: &Arc<Field>, rows: &[Bound<'_, PyTuple>]| {
+        let column = from_values(py, field, rows.iter().map(|row| row.get_item(at)))?;
+        let reason = match () {
+            () if !field.is_nullable() && column.null_count() > 0 => "None, and it is NOT NULL",
+            () if has_null_inside(&column) => "None inside, where its type is NOT NULL",
+            () => return Ok(column),
+        };
+        Err(Misfit::Value { column: described(field), reason: reason.to_owned() })
+    };
+    let mut columns = Vec::with_capacity(width);
+    for (at, field) in schema.fields().iter().enumerate() {
+        match hold(at, field, &tuples) {
+            Ok(column) => columns.push(column),
+            // Which row it is costs nothing where all fit.
+            Err(Misfit::Value { column, mut reason }) if width > 1 => {
+                let wrong = tuples.iter().find(|row| hold(at, field, std::slice::from_ref(row)).is_err());
+                if let Some(row) = wrong {
+                    reason += &format!(", in the row {}", short(row.as_any()));
+                }
+                return Err(Misfit::Value { column, reason });
+            }
+            Err(misfit) => return Err(misfit),
+        }
+    }
     let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(tuples.len()));
     Batch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|error| Misfit::Other(crate::errors::arrow(&error)))
+}
+
+/// What helps whoever puts out rows for a side output that the step does not declare.
+fn undeclared(row: &Bound<'_, PyAny>) -> String {
+    let output = (crate::errors::type_name(row) == "penstock._sides.Side").then(|| row.getattr("name").ok()).flatten();
+    output.map_or_else(String::new, |output| {
+        format!("; the step declares no side outputs: add sides={{{}: \"...\"}} with its columns", short(&output))
+    })
 }
 
 /// Whether a nested column has a null where its type allows none: pyarrow makes such columns, and they come in as they are.
@@ -240,15 +268,21 @@ fn from_values<'py>(
             )?;
             let kind = kind.call_method1("field", (0,))?.getattr("type")?;
             let array = pyarrow(py)?
-                .call_method1("array", (values, kind))
+                .call_method1("array", (&values, &kind))
                 .map_err(|error| Misfit::Value { column: described(field), reason: error.value(py).to_string() })?;
+            let cut: Option<usize> = wholes(py)?.call_method1("first_cut", (kind, &values))?.extract()?;
+            if let Some(place) = cut {
+                let reason =
+                    format!("{}, which has a number that may have a fraction", short(&values.get_item(place)?));
+                return Err(Misfit::Value { column: described(field), reason });
+            }
             Ok(import_array(&array)?)
         }
     }
 }
 
 fn described(field: &Field) -> String {
-    format!("{:?} ({})", field.name(), field.data_type())
+    format!("{:?} ({})", field.name(), penstock_plan::ddl(field.data_type()))
 }
 
 /// None for None, else what `extract` makes of the value.

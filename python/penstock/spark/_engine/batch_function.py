@@ -17,7 +17,7 @@ from penstock._migration import whole
 from penstock._storage import OWN_FOLDER, Storage, open_storage
 from penstock.errors import ConfigError, EngineError
 from penstock.spark._engine.program import Program
-from penstock.spark._engine.query import Abandoned, described
+from penstock.spark._engine.query import Abandoned, called, described
 from penstock.spark._engine.stream import Stream
 from penstock.spark._session.guard import require_classic
 
@@ -220,7 +220,7 @@ class BatchFunction:
             root = stream.checkpoint() if isinstance(self._checkpoint, str) else None
         except LookupError as error:
             raise EngineError(
-                f"query {name} ({query_id}): {error} (py4j is not allowed to look, or this release of Spark has it"
+                f"query {called(name, query_id)}: {error} (py4j is not allowed to look, or this release of Spark has it"
                 " elsewhere), so its state would be durable or not by chance: say where with"
                 " foreach_batch(checkpoint=), a folder of this query alone, or keep it in memory with checkpoint=None",
                 query=query_id,
@@ -230,16 +230,16 @@ class BatchFunction:
                 storage = open_storage(stream.folder(root, OWN_FOLDER))
             except ConfigError as error:
                 raise EngineError(
-                    f"query {name} ({query_id}): its state cannot be kept in its checkpointLocation: {error}; say where"
-                    " with foreach_batch(checkpoint=), a folder of this query alone, or keep it in memory with"
+                    f"query {called(name, query_id)}: its state cannot be kept in its checkpointLocation: {error}; say"
+                    " where with foreach_batch(checkpoint=), a folder of this query alone, or keep it in memory with"
                     " checkpoint=None",
                     query=query_id,
                 ) from error
         if storage is not None and stream.asynchronous:
             raise EngineError(
-                f"query {name} ({query_id}): with asyncProgressTrackingEnabled Spark may ask for a batch before the one"
-                " before it is committed, so its state cannot be durable: turn that off, or keep the state in memory"
-                " with checkpoint=None",
+                f"query {called(name, query_id)}: with asyncProgressTrackingEnabled Spark may ask for a batch before"
+                " the one before it is committed, so its state cannot be durable: turn that off, or keep the state in"
+                " memory with checkpoint=None",
                 query=query_id,
             )
         if storage is not None or not isinstance(self._checkpoint, str):

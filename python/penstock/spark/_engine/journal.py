@@ -379,7 +379,7 @@ class Journal:
         if "Err" in facts["outcome"]:
             self.counters.add("penstock_storage_errors_total", name)
             told = {"batch": about.get("batch"), "claim": about.get("claim", about.get("number"))}
-            self._tell(logging.WARNING, "storage failed", query, **told, reason=json.dumps(facts["outcome"]["Err"]))
+            self._tell(logging.WARNING, "storage failed", query, **told, reason=_of_store(facts["outcome"]["Err"]))
         elif what == "claim" and facts["outcome"]["Ok"] == {"Claimed": False}:
             self._tell(logging.WARNING, "claim refused", query, claim=about["number"])
         elif what == "claim":
@@ -577,6 +577,18 @@ def _reason(error: BaseException) -> str:
         for held in (str(error.data.get(fact, "")) for fact in _OF_ROWS):
             text = text.replace(held, "...") if held else text
     return f"{name}: {text}"
+
+
+def _of_store(failure: Mapping[str, Any]) -> str:
+    """A failure of a store in words.
+
+    Examples
+    --------
+    >>> _of_store({"Unavailable": "/a: no space"}), _of_store({"Damaged": {"name": "data-1", "reason": "is cut"}})
+    ('/a: no space', 'data-1 is cut')
+    """
+    told = failure.get("Unavailable")
+    return str(told) if told is not None else "{name} {reason}".format(**failure["Damaged"])
 
 
 def _of_move(text: str) -> str:

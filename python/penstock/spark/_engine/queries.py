@@ -80,7 +80,7 @@ class Queries:
             When there is none, or None means several.
         """
         known = self.all()
-        told = ", ".join(f"{one.name} ({one.id})" for one in known) or "none"
+        told = ", ".join(one.called for one in known) or "none"
         if query is None:
             if len(known) != 1:
                 raise EngineError(f"engine {self._engine} has {len(known)} queries: say which, {told}")
@@ -136,7 +136,7 @@ class Queries:
             other = None if url is None else self.kept_at(url)
             if other is not None:
                 raise EngineError(
-                    f"the state of query {other.name} ({other.id}) is at {_shown(url)}: give query {query_id} a"
+                    f"the state of query {other.called} is at {_shown(url)}: give query {query_id} a"
                     " checkpoint of its own",
                     query=query_id,
                 )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Abandoned", "Check", "Query", "Setup", "described"]
+__all__ = ["Abandoned", "Check", "Query", "Setup", "called", "described"]
 
 log = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class Query:
         called = self._called
         if at_epoch is not None and self.calls_here and called is not None and called < at_epoch:
             raise EngineError(
-                f"the migration at epoch {at_epoch} is waited for by the sink of query {self.name} ({self.id}), whose"
+                f"the migration at epoch {at_epoch} is waited for by the sink of query {self.called}, whose"
                 f" batch {called} has to end before it begins: wait when the sink has returned",
                 query=self.id,
                 epoch=called,
@@ -261,6 +261,11 @@ class Query:
     def gave_rest(self) -> bool:
         """Whether its final epoch gave rows here, which somebody may still read at the members."""
         return self._rest is not None and any(self._rest[1:])
+
+    @property
+    def called(self) -> str:
+        """Its name for people, and its id where that is another word."""
+        return called(self.name, self.id)
 
     def _facts(self, name: str, otherwise: Any) -> Any:
         facts = self._executor.facts(self.id)
@@ -386,7 +391,7 @@ class Query:
             self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
             if self._rest is None and self.finished:
                 raise EngineError(
-                    f"query {self.name} ({self.id}) was finished by an engine before this one: what came out went to"
+                    f"query {self.called} was finished by an engine before this one: what came out went to"
                     " who called finish() there, and is not kept; to have it again delete the file"
                     " manifest-...-finished-... of its checkpoint, start the query again, and call finish()",
                     query=self.id,
@@ -403,7 +408,7 @@ class Query:
 
         if self.storage is None:
             raise ConfigError(
-                f"query {self.name} ({self.id}) keeps its state in memory only, where it cannot be looked at: start it"
+                f"query {self.called} keeps its state in memory only, where it cannot be looked at: start it"
                 " with a checkpointLocation, or give foreach_batch(checkpoint=)"
             )
         for left in range(_LOOKS, -1, -1):
@@ -411,7 +416,7 @@ class Query:
             if committed is None:
                 # The checkpoint may have that of a batch under way.
                 raise EngineError(
-                    f"query {self.name} ({self.id}) has no state to show: Spark has committed no batch of it so far."
+                    f"query {self.called} has no state to show: Spark has committed no batch of it so far."
                     " Ask again when the first one has ended (query.processAllAvailable() waits for that)",
                     query=self.id,
                 )
@@ -475,7 +480,7 @@ class Query:
         EngineError
             When a batch runs.
         """
-        busy = EngineError(f"a batch of query {self.name} ({self.id}) runs: stop it, then drop it", query=self.id)
+        busy = EngineError(f"a batch of query {self.called} runs: stop it, then drop it", query=self.id)
         if not self._turn.acquire(blocking=False):
             raise busy
         try:
@@ -517,7 +522,7 @@ class Query:
     def _taking_turn(self, check: Check) -> Iterator[None]:
         if self.calls_here:
             raise EngineError(
-                f"query {self.name} ({self.id}) is asked for something by the sink of its own batch, which would wait"
+                f"query {self.called} is asked for something by the sink of its own batch, which would wait"
                 " for itself: ask when the sink has returned",
                 query=self.id,
             )
@@ -527,7 +532,7 @@ class Query:
             self._caller = threading.get_ident()
             check()
             if self._over:
-                raise EngineError(f"query {self.name} ({self.id}) was dropped; start it again", query=self.id)
+                raise EngineError(f"query {self.called} was dropped; start it again", query=self.id)
             yield
         finally:
             self._caller = self._called = None
@@ -575,7 +580,7 @@ class Query:
         other, fed = self._last[2:]
         if run[1] is not None and fed() is not df:
             raise EngineError(
-                f"batch {batch_id} of query {self.name} ({self.id}) was given a second time, with another DataFrame,"
+                f"batch {batch_id} of query {self.called} was given a second time, with another DataFrame,"
                 " and its results stand: an engine takes a batch once, so give it all rows at once (a union, or a flow"
                 " of several sources and pk.spark.tagged)",
                 query=self.id,
@@ -583,7 +588,7 @@ class Query:
             )
         if program is not other and not program.same_functions(other):
             raise EngineError(
-                f"batch {batch_id} of query {self.name} ({self.id}) was given to another flow in this run, and a Spark"
+                f"batch {batch_id} of query {self.called} was given to another flow in this run, and a Spark"
                 " query has the state of one flow: start a query for each of them",
                 query=self.id,
                 epoch=batch_id,
@@ -598,7 +603,7 @@ class Query:
             return
         if not timed and program.clocked:
             raise EngineError(
-                f"query {self.name} ({self.id}): Spark does not tell when it planned batch {batch_id} {_UNTOLD}, and"
+                f"query {self.called}: Spark does not tell when it planned batch {batch_id} {_UNTOLD}, and"
                 f" {', '.join(program.clocked)} of its flow goes by that time: by another clock an engine after this"
                 " one would decide otherwise when it runs the batch again, so the state cannot be durable. Go by event"
                 " time, or keep the state in memory with checkpoint=None. Where Spark has told it before, start the"
@@ -645,7 +650,7 @@ class Query:
         kind = error if isinstance(error, str) else next(iter(error))
         told = {} if isinstance(error, str) else error[kind]
         about: dict[str, Any] = {"query": self.id, "engine": self._setup.engine}
-        where = f"query {self.name} ({self.id}) of engine {self._setup.engine}: "
+        where = f"query {self.called} of engine {self._setup.engine}: "
         if kind == "Abandoned":
             raise Abandoned(told["epoch"])
         if kind in ("Feed", "Sink") and waiting.raised is not None:
@@ -868,6 +873,11 @@ def _reason(error: BaseException) -> BaseException:
         if line is not None:
             return kind(line.partition(mark)[2].strip())
     return error
+
+
+def called(name: str, query_id: str) -> str:
+    """What people call a query, and its id where that is another word."""
+    return name if name == query_id else f"{name} ({query_id})"
 
 
 @contextlib.contextmanager

@@ -57,7 +57,11 @@ def require_classic(thing: Any, what: str) -> None:
     if any(module.startswith("pyspark.sql.connect") for module in modules):
         raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_works_there()}")
     if not any(module.startswith("pyspark.sql") for module in modules):
-        raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {type(thing).__name__}")
+        kind = type(thing)
+        local = kind.__module__.partition(".")[0] in ("pandas", "pyarrow", "polars")
+        told = f"{kind.__module__.partition('.')[0]}.{kind.__name__}" if local else f"{kind.__name__}"
+        instead = ": spark.createDataFrame makes one of it, or flow.run(...) runs it in this process" if local else ""
+        raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {told}{instead}")
     if _spark().startswith("3.") and sys.version_info >= (3, 12) and importlib.util.find_spec("distutils") is None:
         raise UnsupportedSession(
             f"{what}: Spark {_spark()} imports distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} does"

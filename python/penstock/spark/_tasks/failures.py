@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import errors
-from penstock.errors import PenstockError, WorkerLost, from_failure
+from penstock.errors import EngineError, PenstockError, WorkerLost, from_failure
 
 __all__ = ["Failure", "cause_of"]
 
@@ -50,6 +50,8 @@ class Failure(Exception):
 _RAISED = re.compile(r"^penstock\.errors\.(\w+): (.*?)(?=\n *SQLSTATE:|\n\s*\n|\n\tat |\Z)", re.MULTILINE | re.DOTALL)
 _TASK = re.compile(r"\btask (\d+) of the gang\b")
 _PLACE = re.compile(r"\(([^()\n]+):(\d+)\)$", re.MULTILINE)
+#: A task whose interpreter is another one than the driver's.
+_ABSENT = re.compile(r"^ModuleNotFoundError: No module named '(penstock(?:\.[\w.]+)?)'", re.MULTILINE)
 _DIED = re.compile(r"because barrier task \w+\(\d+, (\d+)\) finished unsuccessfully\.\s*(?:[\w.]+: )?([^\n]*)")
 
 
@@ -68,7 +70,8 @@ def cause_of(error: BaseException) -> PenstockError | None:
     -------
     PenstockError or None
         Of the class that the task raised, with ``task``, ``file`` and ``line`` where the text names them; a
-        `WorkerLost` for a task of a gang whose process died; its cause is `error`. None when it is not about penstock.
+        `WorkerLost` for a task of a gang whose process died; an `EngineError` where tasks cannot import penstock; its
+        cause is `error`. None when it is not about penstock, such as for what a sink raises.
 
     Examples
     --------
@@ -85,6 +88,12 @@ def cause_of(error: BaseException) -> PenstockError | None:
     if raised:
         first = next((one for one in raised if one[0] not in ("WorkerStopped", "WorkerLost")), raised[0])
         made = getattr(errors, first[0])(first[1].rstrip(), **_facts(first[1]))
+    elif absent := _ABSENT.search(text):
+        made = EngineError(
+            f"Spark's tasks run a Python that cannot import {absent.group(1)}: in local mode call"
+            " penstock.spark.ensure_java() before the first session, or set PYSPARK_PYTHON to the driver's interpreter;"
+            " on a cluster put penstock into the image, or ship a packed environment (venv-pack, --archives)"
+        )
     elif died := _DIED.search(text):
         task = int(died.group(1))
         made = WorkerLost(f"task {task} of the gang died: {died.group(2)}", process=task, task=task)

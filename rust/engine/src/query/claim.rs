@@ -367,9 +367,7 @@ impl Query {
                 false => Err(EngineError::NoManifest { asked: epoch, newest: contents.newest_batch() }),
             };
         };
-        if let Err((before, after)) = manifest.plan.check(&self.program.plan) {
-            return Err(EngineError::OtherPlan { before, after });
-        }
+        manifest.plan.check(&self.program.plan)?;
         if manifest.finished {
             return match what {
                 What::Finish => {

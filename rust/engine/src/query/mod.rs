@@ -21,7 +21,7 @@ use penstock_balance::Strategy;
 
 use crate::engine::Setup;
 use crate::error::{EngineError, Failure, StoreError};
-use crate::manifest::{Claim, DataFile, Manifest};
+use crate::manifest::{Changed, Claim, DataFile, Manifest};
 use crate::protocol::{
     Answer, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Recut, Request, Stamp,
     Stored, Ticket, Wait, Wish,
@@ -366,9 +366,9 @@ impl Query {
             // What is kept at members is by position: an operator more has none.
             let more = self.program.plan.operators.len() != program.plan.operators.len();
             let told = |plan: &crate::manifest::Plan| format!("{} operators with state", plan.operators.len());
-            (more && !program.durable).then(|| (told(&self.program.plan), told(&program.plan)))
+            (more && !program.durable).then(|| Changed::new(told(&self.program.plan), told(&program.plan)))
         });
-        self.misfit = other.filter(|_| holds).map(|(before, after)| EngineError::OtherPlan { before, after });
+        self.misfit = other.filter(|_| holds).map(EngineError::from);
         if self.misfit.is_some() {
             return;
         }

@@ -577,7 +577,7 @@ fn a_sum_overflows_by_its_value_not_its_order() {
         Err(OpError::Overflow { step, column, data_type, key: None }) => {
             assert_eq!(
                 (step.to_string().as_str(), column.as_str(), data_type.as_str()),
-                ("step 0 (agg)", "total", "Int64")
+                ("step 0 (agg)", "total", "bigint")
             );
         }
         other => panic!("{other:?}"),
@@ -600,7 +600,7 @@ fn a_sum_that_overflows_says_whose_it_is() {
         cluster.feed(0, batch.clone()).unwrap();
         cluster.feed(0, batch).unwrap();
         let error = cluster.close(0).unwrap_err().to_string();
-        let begins = format!("step 1 (agg): the sum in column 'total' of {says} overflows Int64; ");
+        let begins = format!("step 1 (agg): the sum in column 'total' of {says} overflows bigint; ");
         assert!(error.starts_with(&begins), "{error}");
     }
 }

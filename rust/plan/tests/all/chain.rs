@@ -389,7 +389,7 @@ fn what_cannot_be_is_refused_by_name() {
     let error = refused(loop_(vec![StepSpec::MapBatches { call: PLUS, schema: columns(false), sides: vec![] }]));
     assert_eq!(
         error.to_string(),
-        "step 0 (iterate): the body must give back (n Int64, again Boolean), it gives (n Int64)"
+        "step 0 (iterate): the body must give back (n bigint, again boolean), it gives (n bigint)"
     );
     let error = refused(vec![StepSpec::Iterate { again: "n".into(), body: Vec::new() }]);
     assert!(matches!(error, PlanError::DuplicateColumn { .. }));

@@ -93,7 +93,7 @@ fn a_line_has_the_stages_of_a_line() {
     let from: Vec<_> = plan.stages().iter().map(|stage| stage.inlets[0].from.clone()).collect();
     assert_eq!(from, [[Origin::Source(0)], [Origin::Stage(0)]]);
     assert!(plan.is_line() && plan.stages()[0].keyed.is_some() && plan.stages()[1].keyed.is_none());
-    assert!(plan.explain().starts_with("source: k Int64, v Int64\nstep 0 (map_batches)"), "{}", plan.explain());
+    assert!(plan.explain().starts_with("source: k bigint, v bigint\nstep 0 (map_batches)"), "{}", plan.explain());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn what_several_steps_use_is_one_stage() {
     assert_eq!(plan.keyed().map(|keyed| keyed.operator.as_str()).collect::<Vec<_>>(), ["agg"]);
     let text = plan.explain();
     for words in
-        ["source a: k Int64", "source b: ", "stage 0: rows of source a", "rows of stage 0 and source b and stage 1"]
+        ["source a: k bigint", "source b: ", "stage 0: rows of source a", "rows of stage 0 and source b and stage 1"]
     {
         assert!(text.contains(words), "{text}\ndoes not say: {words}");
     }
@@ -164,7 +164,7 @@ fn graphs_that_make_no_sense_are_refused() {
         (refused(&["a", "b"], vec![same(&[0, 1])]), "step 0 (map_batches): it takes one input, 2 are named"),
         (
             refused(&["a", "b"], vec![node(&[0], map(0, &["k", "w"])), union(&[2, 1])]),
-            "the first has (k Int64, w Int64), another one (k Int64, v Int64)",
+            "the first has (k bigint, w bigint), another one (k bigint, v bigint)",
         ),
         (refused(&["a", "b"], vec![node(&[0], by_key()), union(&[2, 1])]), "step 0 (key_by): union joins whole rows"),
     ] {
@@ -237,7 +237,7 @@ fn joins_of_columns_that_do_not_fit_are_refused() {
         (refused(&["a", "b"], of(join(&[0, 2], &["k", "k"], &["k", "w"]))), "two columns named 'k'"),
         (
             refused(&["a", "b"], vec![node(&[1], text), join(&[0, 2], &["k"], &["k"])]),
-            "'k' has type Int64, 'k' has Utf8",
+            "'k' has type bigint, 'k' has string",
         ),
         (refused(&["a", "b"], vec![join(&[0, 1], &["k"], &["k"])]), "the output would have two columns named 'v'"),
         (refused(&["a", "b"], vec![join(&[0], &["k"], &["k"])]), "it takes two inputs, 1 are named"),
@@ -410,7 +410,7 @@ fn a_drawing_says_what_is_exchanged_by_which_columns_and_what_is_kept() {
     spec.sources[0].schema = columns(&["k", "v"]);
     let drawing = Plan::compile(spec).unwrap().dot();
     for words in [
-        r#"source0 [shape=oval, label="source a\"\\\lk Int64, v Int64\l"]"#,
+        r#"source0 [shape=oval, label="source a\"\\\lk bigint, v bigint\l"]"#,
         r#"source0 -> stage0 [style=bold, label="exchange left, by hash of k"]"#,
         "source1 -> inlet0_1;",
         r#"inlet0_1 -> stage0 [style=bold, label="exchange right, by hash of w"]"#,

@@ -80,7 +80,7 @@ fn errors_name_the_step_and_the_column() {
     says(join(&[KEY, &agg(r#""fn":"median","column":"v""#)]), "step 1 (agg): aggregate 'x': unknown function 'median'");
     says(join(&[KEY, &agg(r#""fn":"top","column":"v""#)]), "unknown function 'top'");
     says(join(&[KEY, &agg(r#""fn":"sum""#)]), "aggregate 'x' needs a column");
-    says(join(&[KEY, &agg(r#""fn":"sum","column":"k""#)]), "column 'k' has type Utf8, a sum or mean needs");
+    says(join(&[KEY, &agg(r#""fn":"sum","column":"k""#)]), "column 'k' has type string, a sum or mean needs");
     says(join(&[KEY, &agg(r#""fn":"sum","column":"t""#)]), "column 't'");
     says(join(&[KEY, &agg(r#""fn":"min","column":"list""#)]), "column 'list'");
     says(join(&[KEY, &agg(r#""fn":"min","column":"code""#)]), "dictionary");
@@ -88,12 +88,12 @@ fn errors_name_the_step_and_the_column() {
     says(join(&[KEY, &agg(r#""fn":"min_by","column":"v""#)]), "aggregate 'x': by = none; it names the column");
     says(
         join(&[KEY, &agg(r#""fn":"min_by","column":"v","by":"list""#)]),
-        "column 'list' has type List(Int64), the column by",
+        "column 'list' has type array<bigint>, the column by",
     );
     says(join(&[KEY, &agg(r#""fn":"max_by","column":"code","by":"v""#)]), "column 'code'");
     says(join(&[KEY, &agg(r#""fn":"max_by","column":"v","by":"w""#)]), "column 'w' does not exist");
     says(join(&[KEY, COUNT, KEY, &agg(r#""fn":"last","column":"n""#)]), "there is no event-time column here");
-    says(join(&[KEY, &agg(r#""fn":"variance","column":"k""#)]), "column 'k' has type Utf8, a variance");
+    says(join(&[KEY, &agg(r#""fn":"variance","column":"k""#)]), "column 'k' has type string, a variance");
     says(join(&[KEY, &agg(r#""fn":"approx_quantile","column":"v","q":1.5"#)]), "q = 1.5; it is a share from 0 to 1");
     says(join(&[KEY, &agg(r#""fn":"approx_quantile","column":"v""#)]), "q = none; it is a share");
     says(
@@ -134,7 +134,7 @@ fn errors_name_the_step_and_the_column() {
     says(join(&[WINDOW]), "step 0 (window): nothing follows");
     says(join(&[WINDOW, WINDOW]), "windowed already");
     says(join(&[KEY, WINDOW, COUNT, WINDOW]), "step 3 (window): there is no event-time column here");
-    says(compile_with(r#""event_time":"k""#, ""), "step 0 (source): column 'k' has type Utf8, event time needs");
+    says(compile_with(r#""event_time":"k""#, ""), "step 0 (source): column 'k' has type string, event time needs");
     says(compile_with(r#""event_time":"x""#, ""), "column 'x' does not exist");
     says(compile_with(r#""order_by":["x"]"#, ""), "column 'x' does not exist");
     says(compile_with(r#""lateness_ms":-1"#, ""), "lateness_ms = -1");
