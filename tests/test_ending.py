@@ -75,6 +75,26 @@ def test_a_daemon_thread_that_consumes_does_not_abort_the_process(which: str) ->
         assert "Fatal Python error" not in done.stderr and "panicked" not in done.stderr
 
 
+@pytest.mark.parametrize("run", ["flow.run(itertools.repeat(block), streaming=True, workers=2)", "ordered()"])
+def test_what_is_registered_for_the_end_may_still_close_a_run(run: str) -> None:
+    """It runs last where it was registered before the package came."""
+    text = f"""
+        import atexit
+        held = []
+        atexit.register(lambda: [one.close() for one in held] and print("closed"))
+        import itertools
+        import penstock as pk, pyarrow as pa
+        block = pa.table({{"n": range(10)}})
+        flow = pk.Flow("n bigint").map_batches(lambda b: b)
+        def ordered():
+            return pk.ordered_map(abs, itertools.count(), mode="threads", workers=2)
+        held.append({run})
+        next(iter(held[0]))
+        """
+    done = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr[-2000:]
+
+
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
     text = """
         import itertools, os, sys, threading, time

@@ -91,6 +91,9 @@ def graph_pattern(text: str) -> tuple[list[str], list[str]]:
 def pause_at_end() -> None:
     """For loops that wait: keep a thread here for good once another one ends the interpreter."""
 
+def is_ending() -> bool:
+    """Whether the interpreter ends, and threads that are started now would come to nothing."""
+
 def version() -> str:
     """Version of penstock, as in the package metadata."""
 

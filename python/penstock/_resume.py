@@ -40,10 +40,13 @@ def caught(box: list[Any], call: Callable[..., Any], *args: Any) -> None:
 
 def pause_at_end() -> None:
     """For loops that wait: keeps a thread here for good once another one ends the interpreter."""
-    # Not imported: Python imports nothing any more at its end, and without it there is no run.
-    native = (sys.modules or {}).get("penstock._native")
-    if native is not None:
+    if (native := _native()) is not None:
         native.pause_at_end()
+
+
+def _native() -> Any:
+    """Not imported: Python imports nothing any more at its end. None where there is no run yet."""
+    return (sys.modules or {}).get("penstock._native")
 
 
 class Aside(Generic[T]):
@@ -60,8 +63,9 @@ class Aside(Generic[T]):
     def start(self) -> None:
         """Begin, unless that was done."""
         if not self._claim.locked():
-            if sys.is_finalizing():  # a new thread would not run any more, or be refused
-                self._run()
+            native = _native()
+            if sys.is_finalizing() or (native is not None and native.is_ending()):
+                self._run()  # a new thread would not run any more, or be refused, or held up
                 return
             try:
                 _thread.start_new_thread(self._run, ())

@@ -80,6 +80,12 @@ pub(crate) fn pause_at_end(py: Python<'_>) {
     pause(py);
 }
 
+/// Whether the interpreter ends, and threads that are started now would come to nothing.
+#[pyfunction]
+pub(crate) fn is_ending() -> bool {
+    ENDER.load(Ordering::SeqCst) != 0
+}
+
 /// The interpreter ends after this: waits a moment for the threads that are in Python code below Rust.
 #[pyfunction]
 pub(crate) fn await_others(py: Python<'_>) -> PyResult<()> {

@@ -49,7 +49,7 @@ mod _native {
         dataflow_alone, dataflow_join, hash_keys,
     };
     #[pymodule_export]
-    use crate::ending::pause_at_end;
+    use crate::ending::{is_ending, pause_at_end};
     #[pymodule_export]
     use crate::engine::{EngineProtocol, checkpoint_contents, checkpoint_file, checkpoint_reads, registry_answers};
     #[pymodule_export]
