@@ -244,7 +244,7 @@ def test_the_checkpoint_of_another_query(cluster: Any, engine: pk.Engine, tmp_pa
     one.run(engine, checkpoint=place)
     # Also in another spelling.
     error = other.fails(engine, checkpoint=f"{tmp_path}/./state/")
-    assert f"the state of query {one.function.query_id} (" in str(error), "the engine knows"
+    assert f"the state of query {one.function.query_id} is at " in str(error), "the engine knows"
     assert f"give query {other.function.query_id} a checkpoint of its own" in str(error)
     engine.drop(one.function.query_id)
     error = other.fails(engine, checkpoint=place)

@@ -115,7 +115,7 @@ def test_one_frame_has_a_struct_for_each_source(wide: Any) -> None:
     web, names = frame(wide, rows["web"]), frame(wide, rows["names"])
     for given, error, said in [
         ({}, ConfigError, r"names no source"),
-        ({"web": rows["web"]}, UnsupportedSession, r"source 'web', needs a Spark DataFrame or session, not a Table"),
+        ({"web": rows["web"]}, UnsupportedSession, r"source 'web'\) needs a Spark DataFrame .*, not a pyarrow.Table"),
         ({"web": web.select("k", "k")}, SchemaError, r"source 'web' has more than one column 'k'"),
         (
             {"web": wide.readStream.format("rate").load(), "names": names},

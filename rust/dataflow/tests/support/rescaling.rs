@@ -537,7 +537,7 @@ pub(crate) fn simulate(seed: u64, linked: bool) -> Seen {
     let mut turns = 0;
     while run.goes_on() {
         turns += 1;
-        assert!(turns < 200_000, "no end after {turns} turns: {}", describe(&run));
+        assert!(turns < 2_000_000, "no end after {turns} turns: {}", describe(&run));
         run.act();
     }
     run.check();
