@@ -1252,3 +1252,16 @@ def test_programs_of_peers_count_rows_as_the_bench_does() -> None:
     told += f"*apart.answer({[tuple(row.values()) for row in rows.to_pylist()]!r}))"
     out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
     assert tuple(map(int, out.split())) == apart.answer([rows])
+
+
+def test_a_peer_that_was_held_up_by_how_it_was_measured_has_no_ratio(tmp_path: Path) -> None:
+    for at, ratio in (("2026-11-21T19:03:04+00:00", None), ("2026-12-01T00:00:00+00:00", 2.0)):
+        line = {
+            "name": "reorder",
+            "case": "item=1 µs vs oneTBB parallel_pipeline",
+            "ratio": 2.0,
+            "conditions": {"at": at},
+        }
+        (tmp_path / "reorder.jsonl").write_text(json.dumps(line) + "\n")
+        [told] = record.read(tmp_path, "reorder")
+        assert told["ratio"] == ratio and ("anew" in told["conditions"].get("no_ratio", "")) == (ratio is None)
