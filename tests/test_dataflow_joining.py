@@ -366,3 +366,66 @@ def test_a_barrier_tells_how_many_there_are() -> None:
         return worker.peers
 
     assert pk.execute(program, workers=1, join=1) == [2, 2]
+
+
+@_SHAPES
+def test_a_log_that_all_close_at_once_is_read_to_its_end_by_a_joiner(shape: dict[str, int]) -> None:
+    """All inputs close before the joiner has learnt what stands in the log."""
+
+    def program(worker: Worker) -> list[str]:
+        log = worker.sequencer()
+        worker.bootstrap()
+        if worker.index == 0:
+            worker.admit()
+        while worker.peers < 3:
+            worker.step_or_park()
+        if worker.index == 0:
+            log.push("x")
+        log.close()
+        return list(log)
+
+    for _ in range(10):
+        assert pk.execute(program, **shape, join=1) == [["x"]] * 3
+
+
+def test_a_log_that_was_over_is_over_for_who_joins() -> None:
+    def program(worker: Worker) -> list[int]:
+        log, other = worker.sequencer(), worker.sequencer()
+        if not worker.bootstrap():
+            log.push(worker.index)
+        log.close()
+        read = list(log)
+        if worker.index == 0:
+            worker.admit()
+        while worker.peers < 3:
+            worker.step_or_park()
+        other.close()
+        assert list(other) == []
+        return read
+
+    assert pk.execute(program, workers=2, join=1) == [[0, 1], [0, 1], []]
+
+
+def test_a_parked_worker_looks_at_the_clock_while_somebody_joins() -> None:
+    """Else nobody withdraws a joiner that is late."""
+    looked = threading.Event()
+
+    def program(worker: Worker) -> int:
+        looks = 0
+        with worker.dataflow("d") as scope:
+            numbers, stream = scope.input()
+            stream.probe()
+        if worker.index == 1:
+            assert looked.wait(60), "the lead has not come back from its park"
+        worker.bootstrap()
+        if worker.index == 0:
+            worker.admit()
+            while worker.peers < 2:
+                worker.step_or_park()
+                looks += 1
+                if looks == 5:
+                    looked.set()
+        numbers.close()
+        return looks
+
+    assert pk.execute(program, workers=1, join=1)[0] >= 5

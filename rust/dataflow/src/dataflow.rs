@@ -204,6 +204,7 @@ impl Dataflow {
         self.caster.inbox.bundles.borrow().is_empty()
             && self.family.regions.borrow().iter().all(|region| region.is_done())
             && met()
+            && self.core.membership().is_none_or(|membership| membership.is_taught(self.number))
     }
 
     /// Tells all other workers what changed, when that may move a frontier of theirs; else keeps it for later.

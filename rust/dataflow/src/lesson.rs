@@ -6,6 +6,9 @@
 //! itself as well, which the joiner has to bear. Until a lesson has come the joiner's operator keeps its blocks. A
 //! lesson counts for no frontier: what an operator may not do without it, it does with the capability of a block that waits.
 //!
+//! A dataflow with lessons does not end while somebody joins or is to be taught, nor at a joiner before its lessons have come: all inputs may close in
+//! between. Where it had ended before the joiner was let in there is nothing to learn, and the joiner is told so, by its snapshot or in place of a lesson.
+//!
 //! Source: rescaling R§3.5.2. Departure: no command of the user's begins it, and no time is its own, so nothing can collide with it.
 
 use std::cell::{Cell, RefCell};
@@ -20,16 +23,46 @@ use crate::error::Error;
 use crate::fabric::Payload;
 use crate::wire::{decode_serde, encode_serde};
 
-/// The joiners that an operator of this worker is to teach.
+/// The joiners that an operator of this worker is to teach, and whether it has to learn itself.
 pub(crate) struct Pupils {
     waiting: RefCell<Vec<usize>>,
+    due: Cell<bool>,
     activator: Activator,
+    /// Tells a joiner that there is nothing to learn.
+    dismiss: Box<dyn Fn(usize)>,
 }
 
 impl Pupils {
     pub(crate) fn come(&self, pupil: usize) {
         self.waiting.borrow_mut().push(pupil);
         self.activator.activate();
+    }
+
+    /// The dataflow had ended here before the pupil was let in.
+    pub(crate) fn dismiss(&self, pupil: usize) {
+        (self.dismiss)(pupil);
+    }
+
+    /// Has the operator, and its dataflow, look again.
+    pub(crate) fn activate(&self) {
+        self.activator.activate();
+    }
+
+    /// Whether the operator has to learn.
+    pub(crate) fn is_due(&self) -> bool {
+        self.due.get()
+    }
+
+    /// There is nothing to learn.
+    pub(crate) fn graduate(&self) {
+        if self.due.replace(false) {
+            self.activator.activate();
+        }
+    }
+
+    /// Nobody will be taught any more.
+    pub(crate) fn forget(&self) {
+        self.waiting.take();
     }
 
     /// Whether nobody waits to be taught.
@@ -41,21 +74,28 @@ impl Pupils {
 /// Where a lesson arrives.
 struct Desk<X> {
     came: RefCell<Option<X>>,
-    activator: Activator,
+    pupils: Rc<Pupils>,
     core: std::rc::Weak<Core>,
 }
 
 impl<X: DeserializeOwned + 'static> Sink for Desk<X> {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error> {
         let lesson = match payload {
-            Payload::Typed(boxed) => boxed.downcast::<X>().ok().map(|lesson| *lesson),
+            Payload::Typed(boxed) => boxed.downcast::<Option<X>>().ok().map(|lesson| *lesson),
             Payload::Bytes(bytes) => decode_serde(&bytes).ok(),
             _ => None,
         };
-        if lesson.is_some() {
-            *self.came.borrow_mut() = lesson;
-            self.activator.activate();
-            return Ok(());
+        match lesson {
+            Some(None) => {
+                self.pupils.graduate();
+                return Ok(());
+            }
+            Some(lesson) => {
+                *self.came.borrow_mut() = lesson;
+                self.pupils.activate();
+                return Ok(());
+            }
+            None => {}
         }
         let worker = self.core.upgrade().map_or(0, |core| core.index());
         let detail = format!("a lesson here is {}, and something else came", std::any::type_name::<X>());
@@ -66,7 +106,6 @@ impl<X: DeserializeOwned + 'static> Sink for Desk<X> {
 /// See the module. One that [`OperatorBuilder::lesson`](crate::OperatorBuilder::lesson) made.
 pub struct Lesson<X> {
     school: Option<School<X>>,
-    due: Cell<bool>,
 }
 
 struct School<X> {
@@ -78,27 +117,41 @@ struct School<X> {
 
 impl<X: Serialize + DeserializeOwned + Send + 'static> Lesson<X> {
     pub(crate) fn open(core: &Rc<Core>, activator: &Activator) -> Self {
-        let Some(membership) = core.membership() else { return Lesson { school: None, due: Cell::new(false) } };
-        let pupils = Rc::new(Pupils { waiting: RefCell::default(), activator: activator.clone() });
-        let desk = Rc::new(Desk { came: RefCell::default(), activator: activator.clone(), core: Rc::downgrade(core) });
-        let sink = desk.clone();
-        let channel = core.open_channel(|_| sink);
-        membership.open_school(core.building(), pupils.clone());
-        let due = Cell::new(membership.joins());
-        Lesson { school: Some(School { core: core.clone(), channel, pupils, desk }), due }
+        let Some(membership) = core.membership() else { return Lesson { school: None } };
+        let mut school = None;
+        let channel = core.open_channel(|channel| {
+            let weak = Rc::downgrade(core);
+            let dismiss = Box::new(move |pupil| {
+                if let Some(core) = weak.upgrade() {
+                    send::<X>(&core, channel, pupil, None);
+                }
+            });
+            let (waiting, due) = (RefCell::default(), Cell::new(membership.joins()));
+            let pupils = Rc::new(Pupils { waiting, due, activator: activator.clone(), dismiss });
+            let (came, core) = (RefCell::default(), Rc::downgrade(core));
+            let desk = Rc::new(Desk { came, pupils: pupils.clone(), core });
+            school = Some((pupils, desk.clone()));
+            desk
+        });
+        let school = school.map(|(pupils, desk)| {
+            membership.open_school(core.building(), pupils.clone());
+            School { core: core.clone(), channel, pupils, desk }
+        });
+        Lesson { school }
     }
 
     /// Whether this operator has to learn before it decides anything.
     #[inline]
     pub fn is_due(&self) -> bool {
-        self.due.get()
+        self.school.as_ref().is_some_and(|school| school.pupils.is_due())
     }
 
     /// What came, once.
     pub fn learn(&self) -> Option<X> {
-        let came = self.school.as_ref()?.desk.came.take();
+        let school = self.school.as_ref()?;
+        let came = school.desk.came.take();
         if came.is_some() {
-            self.due.set(false);
+            school.pupils.due.set(false);
         }
         came
     }
@@ -115,20 +168,24 @@ impl<X: Serialize + DeserializeOwned + Send + 'static> Lesson<X> {
     /// Teaches a joiner.
     pub fn teach(&self, pupil: usize, lesson: X) {
         if let Some(school) = &self.school {
-            let payload = if school.core.is_local(pupil) {
-                Payload::Typed(Box::new(lesson))
-            } else {
-                let mut bytes = Vec::new();
-                encode_serde(&lesson, &mut bytes);
-                Payload::Bytes(bytes)
-            };
-            school.core.send(pupil, school.channel, payload);
+            send(&school.core, school.channel, pupil, Some(lesson));
         }
     }
 }
 
+fn send<X: Serialize + Send + 'static>(core: &Core, channel: u64, pupil: usize, lesson: Option<X>) {
+    let payload = if core.is_local(pupil) {
+        Payload::Typed(Box::new(lesson))
+    } else {
+        let mut bytes = Vec::new();
+        encode_serde(&lesson, &mut bytes);
+        Payload::Bytes(bytes)
+    };
+    core.send(pupil, channel, payload);
+}
+
 impl<X> std::fmt::Debug for Lesson<X> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lesson").field("due", &self.due.get()).finish()
+        f.debug_struct("Lesson").field("due", &self.school.as_ref().map(|school| school.pupils.is_due())).finish()
     }
 }

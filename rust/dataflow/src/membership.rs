@@ -13,11 +13,12 @@
 //! So who leaves has to work off what its operators hold, and hands over what its inputs hold.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use penstock_members::list::Change;
 use penstock_members::{Failure, Host, Limits, List, Member, Output, Standing};
 use penstock_progress::capability::Capability;
 use penstock_progress::timestamp::Timestamp;
@@ -118,8 +119,10 @@ pub(crate) enum Stage {
 pub(crate) struct Membership {
     member: RefCell<Member<Told>>,
     books: RefCell<Books>,
-    /// With their dataflows: who teaches joiners.
+    /// With their dataflows, those that have ended too: who teaches joiners.
     schools: RefCell<Vec<(u64, Rc<Pupils>)>>,
+    /// Whom this worker is to teach when all that was sent before they were full members has come.
+    awaited: RefCell<BTreeSet<usize>>,
     stage: Cell<Stage>,
     joins: bool,
     founders: usize,
@@ -154,6 +157,7 @@ impl Membership {
             member: RefCell::new(member),
             books: RefCell::default(),
             schools: RefCell::default(),
+            awaited: RefCell::default(),
             stage: Cell::new(Stage::Building),
             joins,
             founders,
@@ -211,7 +215,16 @@ impl Membership {
         *self.ids.borrow_mut() = ids;
         self.homes.borrow_mut().extend(list.homes.iter().map(|(id, home)| (*id, home.process)));
         self.alone.set(list.members.len() <= 1);
-        self.welcomes.set(list.joining().next().is_some());
+        let welcomes = list.joining().next().is_some();
+        let welcomed = self.welcomes.replace(welcomes);
+        if let Change::Seated { joiner, granter } = list.change
+            && granter == me
+        {
+            self.awaited.borrow_mut().insert(joiner);
+        } else if welcomed && !welcomes {
+            // What has waited for them may end.
+            self.schools.borrow().iter().for_each(|(_, pupils)| pupils.activate());
+        }
     }
 
     /// A dataflow was built: its books are open until [`Membership::close`].
@@ -230,7 +243,8 @@ impl Membership {
             book.open.take()
         });
         drop(open);
-        self.schools.borrow_mut().retain(|(dataflow, _)| *dataflow != number);
+        let schools = self.schools.borrow();
+        schools.iter().filter(|(dataflow, _)| *dataflow == number).for_each(|(_, pupils)| pupils.forget());
     }
 
     /// An operator of the dataflow that is being built teaches joiners.
@@ -240,7 +254,29 @@ impl Membership {
 
     /// All that was sent before the list that made this joiner a full member has come.
     pub(crate) fn teach(&self, joiner: usize) {
-        self.schools.borrow().iter().for_each(|(_, pupils)| pupils.come(joiner));
+        self.awaited.borrow_mut().remove(&joiner);
+        let books = self.books.borrow();
+        let schools = self.schools.borrow();
+        for (number, pupils) in schools.iter() {
+            match books.books.get(number).is_some_and(|book| book.open.is_some()) {
+                true => pupils.come(joiner),
+                false => pupils.dismiss(joiner),
+            }
+        }
+    }
+
+    /// Whether nobody who joins will have to be taught by this dataflow, and it has learnt itself.
+    pub(crate) fn is_taught(&self, number: u64) -> bool {
+        let schools = self.schools.borrow();
+        let mut own = schools.iter().filter(|(dataflow, _)| *dataflow == number).map(|(_, pupils)| pupils).peekable();
+        if own.peek().is_none() {
+            return true;
+        }
+        if self.books.borrow().books.get(&number).is_some_and(|book| book.finished.get()) {
+            own.for_each(|pupils| pupils.graduate());
+            return true;
+        }
+        !self.welcomes.get() && self.awaited.borrow().is_empty() && own.all(|pupils| !pupils.is_due())
     }
 
     /// How many dataflows were built.
@@ -313,6 +349,7 @@ impl Membership {
     pub(crate) fn is_worked_off(&self) -> bool {
         let worked_off = |book: &Book| book.open.as_ref().is_none_or(|(family, _)| is_worked_off(family));
         self.books.borrow().books.values().all(worked_off)
+            && self.awaited.borrow().is_empty()
             && self.schools.borrow().iter().all(|(_, pupils)| pupils.is_empty())
     }
 

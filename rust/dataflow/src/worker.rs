@@ -459,12 +459,10 @@ impl Worker {
         }
     }
 
-    /// Parks, unless there is something to do. While somebody joins not for long: the lead withdraws who is late, and nobody else wakes it.
+    /// Parks, unless there is something to do.
     fn rest(&self, timeout: Option<Duration>) {
         if !self.has_work() && !self.mail_comes() {
-            let watches = self.core.membership().is_some_and(|membership| membership.watches_clock());
-            let tick = watches.then_some(JOIN_TICK);
-            self.core.park(timeout.into_iter().chain(tick).min());
+            self.park(timeout);
         }
     }
 
@@ -497,9 +495,12 @@ impl Worker {
             || self.agenda.any(|number| find(&self.dataflows, number).is_some_and(Dataflow::has_work))
     }
 
-    /// Parks until a message or a [`Waker`] comes, or the time is over, also when there is work.
+    /// Parks until a message or a [`Waker`] comes, or the time is over, also when there is work. While somebody joins not for long: the lead
+    /// withdraws who is late, and nobody else wakes it.
     pub fn park(&self, timeout: Option<Duration>) {
-        self.core.park(timeout);
+        let watches = self.core.membership().is_some_and(|membership| membership.watches_clock());
+        let tick = watches.then_some(JOIN_TICK);
+        self.core.park(timeout.into_iter().chain(tick).min());
     }
 
     /// How long this worker has been parked in all; what is left of its time it was busy.

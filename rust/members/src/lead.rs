@@ -123,15 +123,20 @@ impl<P: Clone> Member<P> {
         }
     }
 
-    /// Withdraws joiners that take longer than the limit.
+    /// Withdraws joiners that take longer than the limit. What the others keep them waiting does not count: as long as not all have the list, nor
+    /// more than half of the limit for a time in which this member has not looked.
     pub(crate) fn withdraw_late(&mut self, now: u64) {
-        self.since.values_mut().for_each(|since| _ = since.get_or_insert(now));
+        let join = self.limits.join;
+        let passed = now.saturating_sub(std::mem::replace(&mut self.looked, now)).min(join / 2);
+        if !self.is_settled() {
+            return;
+        }
+        self.waited.values_mut().for_each(|waited| *waited = Some(waited.map_or(0, |waited| waited + passed)));
         if self.list.lead() != Some(self.id) {
             return;
         }
-        let join = self.limits.join;
-        let late = |since: &Option<u64>| since.is_some_and(|since| now >= since + join);
-        let late = self.since.iter().filter(|(_, since)| late(since)).map(|(id, _)| *id);
+        let late = |waited: &Option<u64>| waited.is_some_and(|waited| waited >= join);
+        let late = self.waited.iter().filter(|(_, waited)| late(waited)).map(|(id, _)| *id);
         let late: Vec<Id> = late.filter(|id| !self.requests.contains(&Request::Withdraw(*id))).collect();
         self.requests.extend(late.into_iter().map(Request::Withdraw));
     }

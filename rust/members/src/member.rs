@@ -150,8 +150,10 @@ pub struct Member<P> {
     pub(crate) askers: BTreeMap<Id, u64>,
     /// By joiner and sender: the numbers with which the sender's progress goes to the joiner itself, by dataflow.
     pub(crate) ends: BTreeMap<Id, BTreeMap<Id, BTreeMap<u64, u64>>>,
-    /// By joiner: the first tick after its list was adopted. Messages bring no time, and the tick before may be long ago.
-    pub(crate) since: BTreeMap<Id, Option<u64>>,
+    /// By joiner: how long it takes, from the first tick after its list was adopted on. Messages bring no time, and the tick before may be long ago.
+    pub(crate) waited: BTreeMap<Id, Option<u64>>,
+    /// The last tick.
+    pub(crate) looked: u64,
     pub(crate) requests: VecDeque<Request>,
     out: Vec<Output<P>>,
 }
@@ -181,7 +183,8 @@ impl<P: Clone> Member<P> {
             records: BTreeMap::new(),
             askers: BTreeMap::new(),
             ends: BTreeMap::new(),
-            since: BTreeMap::new(),
+            waited: BTreeMap::new(),
+            looked: 0,
             requests: VecDeque::new(),
             out: Vec::new(),
         }
@@ -484,9 +487,9 @@ impl<P: Clone> Member<P> {
         self.records.retain(|joiner, _| joins(joiner));
         self.askers.retain(|joiner, _| joins(joiner));
         self.ends.retain(|joiner, _| joins(joiner));
-        self.since.retain(|joiner, _| joins(joiner));
+        self.waited.retain(|joiner, _| joins(joiner));
         for joiner in list.joining() {
-            self.since.entry(joiner).or_insert(None);
+            self.waited.entry(joiner).or_insert(None);
         }
         if !list.members.contains_key(&self.id) && self.joining.is_some() && !self.seated {
             self.over = true;

@@ -116,3 +116,71 @@ fn one_order(apart: bool) {
         assert_eq!(pushed, (0..if pusher == 0 { 151 } else { 200 }).collect::<Vec<_>>());
     }
 }
+
+/// All inputs close before the joiner has learnt what stands in the log: it waits for that, and reads the end of the log.
+#[test]
+fn a_log_that_all_close_at_once_has_an_end_for_the_joiner() {
+    for round in 0..60 {
+        let (third, come) = mpsc::channel();
+        let third = Mutex::new(third);
+        let logs = run(round % 4 == 3, 2, &come, move |worker: &mut Worker| {
+            let mut log: Sequencer<u64> = Sequencer::new(worker);
+            worker.bootstrap()?;
+            if worker.index() == 0 {
+                third.lock().unwrap().send(())?;
+            }
+            if round % 3 == 1 && worker.index() == 1 {
+                log.push(7)?;
+            }
+            while worker.peers() < 3 {
+                worker.step_or_park(None)?;
+            }
+            if round % 2 == 0 && worker.index() == 0 {
+                log.push(9)?;
+            }
+            log.close();
+            let mut read = Vec::new();
+            while let Some(element) = log.wait_next(worker, None)? {
+                read.push(element);
+            }
+            Ok(read)
+        });
+        let logs: Vec<Vec<u64>> = logs.into_iter().map(Result::unwrap).collect();
+        assert_eq!(logs[0], logs[1], "round {round}");
+        assert!(logs[0].ends_with(&logs[2]), "round {round}: {logs:?}");
+        assert_eq!(logs[0].len(), usize::from(round % 3 == 1) + usize::from(round % 2 == 0), "round {round}: {logs:?}");
+    }
+}
+
+/// A log that was over before the joiner came is over for it as well.
+#[test]
+fn a_log_that_is_over_is_over_for_who_joins() {
+    for apart in [false, true] {
+        let (third, come) = mpsc::channel();
+        let third = Mutex::new(third);
+        let logs = run(apart, 2, &come, move |worker: &mut Worker| {
+            let mut log: Sequencer<u64> = Sequencer::new(worker);
+            let mut other: Sequencer<u64> = Sequencer::new(worker);
+            let joined = worker.bootstrap()?;
+            let mut read = Vec::new();
+            if !joined {
+                log.push(worker.index() as u64)?;
+            }
+            log.close();
+            while let Some(element) = log.wait_next(worker, None)? {
+                read.push(element);
+            }
+            if worker.index() == 0 {
+                third.lock().unwrap().send(())?;
+            }
+            while worker.peers() < 3 {
+                worker.step_or_park(None)?;
+            }
+            other.close();
+            while other.wait_next(worker, None)?.is_some() {}
+            Ok(read)
+        });
+        let lengths: Vec<usize> = logs.into_iter().map(|log| log.unwrap().len()).collect();
+        assert_eq!(lengths, [2, 2, 0], "apart {apart}");
+    }
+}

@@ -493,7 +493,8 @@ impl Run {
         assert_eq!(self.tally.came, self.tally.sent, "broadcasts");
         let all = self.tally.pulses.get();
         for (index, member) in self.members.iter().enumerate().filter(|(_, member)| !member.leaving) {
-            if member.taught.get() {
+            if member.worker.is_some() {
+                assert!(member.taught.get(), "worker {index} has learnt nothing");
                 let missing = (0..all).find(|number| !member.known.borrow().contains(number));
                 assert_eq!(missing, None, "a pulse that worker {index} does not know");
             }

@@ -39,7 +39,7 @@ fn a_join_that_was_asked_for_by_message_begins_with_the_next_tick() {
     let home = Home { process: 1, ticket: 1 };
     let request = Message::Request(Request::Admit { home, count: 1, linked: BTreeSet::from([0]) });
     lead.accept(1, Lane::Urgent, request, &mut Nobody).unwrap();
-    for now in [90_000, 90_009] {
+    for now in [90_000, 90_005, 90_009] {
         lead.tick(now, &mut Nobody).unwrap();
         assert_eq!(lead.list().standing(1), Some(Standing::Joining), "at {now}");
     }
@@ -54,12 +54,47 @@ fn who_becomes_the_lead_counts_from_its_own_tick() {
     let admitted = housed(member.list().after(Change::Admitted(vec![2])).unwrap());
     tell(&mut member, 0, &admitted);
     tell(&mut member, 0, &admitted.after(Change::Leaving(0)).unwrap());
-    for now in [90_000, 90_009] {
+    for now in [90_000, 90_005, 90_009] {
         member.tick(now, &mut Nobody).unwrap();
         assert_eq!(member.list().standing(2), Some(Standing::Joining), "at {now}");
     }
     member.tick(90_010, &mut Nobody).unwrap();
     assert_eq!(member.list().change, Change::Withdrawn(2));
+}
+
+/// A member that is in a call of a minute keeps a joiner waiting as long: the others have not the list, and the joiner cannot be seated.
+#[test]
+fn a_joiner_is_not_withdrawn_for_what_others_keep_it_waiting() {
+    let mut lead = Member::<()>::founder(0, 2, LIMITS);
+    lead.tick(0, &mut Nobody).unwrap();
+    let home = Home { process: 2, ticket: 1 };
+    let request = Message::Request(Request::Admit { home, count: 1, linked: BTreeSet::from([0, 1]) });
+    lead.accept(1, Lane::Urgent, request, &mut Nobody).unwrap();
+    let admitted = lead.list().clone();
+    assert_eq!(admitted.standing(2), Some(Standing::Joining));
+    (0..40).for_each(|now| lead.tick(now, &mut Nobody).unwrap());
+    tell(&mut lead, 1, &admitted);
+    for now in [40, 45] {
+        lead.tick(now, &mut Nobody).unwrap();
+        assert_eq!(lead.list().standing(2), Some(Standing::Joining), "at {now}");
+    }
+    lead.accept(2, Lane::Urgent, Message::Request(Request::Seat { joiner: 2, granter: 1 }), &mut Nobody).unwrap();
+    assert_eq!(lead.list().standing(2), Some(Standing::Full));
+}
+
+/// Nor for a call of the lead's own, in which it has not looked.
+#[test]
+fn a_lead_that_has_not_looked_for_long_looks_once_more() {
+    let mut lead = Member::<()>::founder(0, 1, LIMITS);
+    let home = Home { process: 1, ticket: 1 };
+    let request = Message::Request(Request::Admit { home, count: 1, linked: BTreeSet::from([0]) });
+    lead.accept(1, Lane::Urgent, request, &mut Nobody).unwrap();
+    for now in [1, 70, 74] {
+        lead.tick(now, &mut Nobody).unwrap();
+        assert_eq!(lead.list().standing(1), Some(Standing::Joining), "at {now}");
+    }
+    lead.tick(75, &mut Nobody).unwrap();
+    assert_eq!(lead.list().change, Change::Withdrawn(1));
 }
 
 /// Its program may take longer to build than a server has.

@@ -42,7 +42,7 @@ fn members_come_and_go_while_records_flow() {
 fn joins_that_fail_leave_nothing_behind() {
     let seen = try_all("joins_that_fail_leave_nothing_behind", runs::rough);
     let many = seeds().len() >= 100;
-    assert!(!many || seen.seats > 100 && seen.refused > 20 && seen.died > 20, "{seen:?}");
+    assert!(!many || seen.seats > 100 && seen.refused > 10 && seen.died > 20, "{seen:?}");
 }
 
 /// A member that dies at any moment ends the run for all, joiners too, with the same cause.
