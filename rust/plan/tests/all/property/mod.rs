@@ -18,7 +18,7 @@ mod oracle;
 mod pieces;
 pub(crate) mod plans;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -402,15 +402,10 @@ fn routings(
     let process_of = |op: usize, range: Range| inventories.iter().position(|all| all[op].1.contains(&range));
     let ops = 0..config.plan.keyed_ops();
     let of_first = inventories.iter().flat_map(|inventory| inventory.first()).flat_map(|(_, ranges)| ranges);
-    let mut common: Vec<Range> =
+    let common: BTreeSet<Range> =
         of_first.copied().filter(|range| ops.clone().all(|op| process_of(op, *range).is_some())).collect();
-    common.sort_by_key(|range| (if finest { 64 - range.length() } else { range.length() }, range.first()));
-    let mut chosen: Vec<Range> = Vec::new();
-    for range in common {
-        if chosen.iter().all(|other| !other.intersects(range)) {
-            chosen.push(range);
-        }
-    }
+    let chosen =
+        cover(Range::ALL, &common, finest).unwrap_or_else(|| panic!("of {common:?} nothing is whole: {inventories:?}"));
     let routing = |op: usize| {
         let owned = chosen.iter().map(|range| {
             let process = process_of(op, *range).expect("all operators have it");
@@ -420,6 +415,17 @@ fn routings(
         Routing::of_ranges(config.bits, &owned.collect::<Vec<_>>()).unwrap()
     };
     ops.clone().map(routing).collect()
+}
+
+/// A range by those that are there: itself, or its halves, each so. Of one that was split while it moved one part may be missing, and its whole there.
+fn cover(range: Range, there: &BTreeSet<Range>, finest: bool) -> Option<Vec<Range>> {
+    let itself = || there.contains(&range).then(|| vec![range]);
+    let is_within = |other: &Range| *other != range && range.holds(*other);
+    let halves = || {
+        let [first, second] = there.iter().any(is_within).then(|| range.split()).flatten()?;
+        Some([cover(first, there, finest)?, cover(second, there, finest)?].concat())
+    };
+    if finest { halves().or_else(itself) } else { itself().or_else(halves) }
 }
 
 /// How many processes, and threads of each.
