@@ -61,7 +61,7 @@ wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes 
 	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
 test-long: setup ## what repeats for minutes: every test, more cases and seeds, fresh ones each time (SEED=, which it prints, for the same again)
-	@$(STEP) "cargo test, more seeds" env CARGO_PROFILE_DEV_OPT_LEVEL=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) $(PYTHON) scripts/test_rust.py
+	@$(STEP) "cargo test, more seeds" env CARGO_PROFILE_DEV_OPT_LEVEL=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PENSTOCK_TEST_LIMIT_S=$${PENSTOCK_TEST_LIMIT_S:-12000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) $(PYTHON) scripts/test_rust.py
 	@$(STEP) "classes of Spark for tests" $(BIN)/python tests/spark_classes.py
 	@$(STEP) "pytest --long, SEED=$(SEED)" env HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fresh} $(BIN)/python -m pytest --long --hypothesis-seed=$(SEED) --durations=15 $(ARGS)
 

@@ -130,8 +130,16 @@ class Step(NamedTuple):
 # -- step 1 ---------------------------------------------------------------------------------------
 
 
+def belongs_here() -> bool:
+    """What is installed is this checkout's: in one that was copied or moved it is that of where it came from."""
+    links = VENV.glob("lib/python*/site-packages/penstock.pth")
+    return all(Path(link.read_text(encoding="utf-8").strip()) == ROOT / "python" for link in links)
+
+
 def venv_works() -> bool:
-    """The environment's Python starts, is of this version, and has pip."""
+    """The environment is of this checkout; its Python starts, is of this version, and has pip."""
+    if not belongs_here():
+        return False
     probe = f"import sys, pip; sys.exit(sys.version_info[:2] != {tuple(sys.version_info[:2])})"
     try:
         return subprocess.run([PYTHON, "-c", probe], capture_output=True, check=False).returncode == 0

@@ -17,14 +17,19 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
 CARGO = ["cargo", "test", "--workspace", "--locked"]
 #: Seconds that building and running may take on two cores; over them it is said, and nothing fails.
 BUDGETS = {"programs built": 330, "programs run": 300, "examples of the documentation": 60}
+#: Seconds that one program may take: one that hangs is told with what it wrote, which names the test.
+LIMIT_S = float(os.environ.get("PENSTOCK_TEST_LIMIT_S", "1200"))
+#: Seconds without an end after which it is said what runs.
+PATIENCE_S = 60.0
 #: Results of a program, as its harness tells them.
 _RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
 
@@ -67,17 +72,26 @@ def run(program: Program) -> Outcome:
     """Run one, as cargo does: in the folder of its package."""
     began = time.monotonic()
     environment = os.environ | {"CARGO_MANIFEST_DIR": str(program.package)}
-    ended = subprocess.run(
-        [program.file],
-        cwd=program.package,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-    )
-    return Outcome(ended.returncode, ended.stdout, time.monotonic() - began)
+    with tempfile.TemporaryFile() as said:
+        running = subprocess.Popen(
+            [program.file],
+            cwd=program.package,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status, more = running.wait(LIMIT_S), ""
+        except subprocess.TimeoutExpired:
+            status = 124
+            more = f"\n{program.name} has not ended after {LIMIT_S:.0f} s: what stands above has no result\n"
+        finally:
+            running.kill()
+            running.wait()
+        said.seek(0)
+        output = said.read().decode("utf-8", "replace") + more
+    return Outcome(status, output, time.monotonic() - began)
 
 
 def tell(program: Program, outcome: Outcome) -> int:
@@ -106,11 +120,17 @@ def main() -> int:
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         running = {pool.submit(run, program): program for program in programs}
-        for done in as_completed(running):
-            program, outcome = running[done], done.result()
-            passed += tell(program, outcome)
-            if outcome.status:
-                failed.append(program.name)
+        left = set(running)
+        while left:
+            ended, left = wait(left, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
+            if not ended:
+                names = sorted(running[one].name for one in left if one.running())
+                print(f"still running after {time.monotonic() - began:.0f} s: {', '.join(names)}", flush=True)
+            for done in ended:
+                program, outcome = running[done], done.result()
+                passed += tell(program, outcome)
+                if outcome.status:
+                    failed.append(program.name)
     finally:
         pool.shutdown(cancel_futures=True)
     took["programs run"] = time.monotonic() - began

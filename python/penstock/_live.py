@@ -109,7 +109,8 @@ class LiveView:
     _bins: list[int] = field(default_factory=list, init=False)
 
     def __enter__(self) -> LiveView:
-        if self.console.is_terminal:
+        # On a dumb one nothing can be drawn over.
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._live = Live(console=self.console, auto_refresh=False)
             self._live.start()
         self._thread = threading.Thread(target=self._loop, name="penstock-live", daemon=True)

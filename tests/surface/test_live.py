@@ -65,6 +65,12 @@ def test_plain_lines_when_there_is_no_terminal() -> None:
     ]
 
 
+def test_plain_lines_on_a_terminal_that_cannot_draw() -> None:
+    output = io.StringIO()
+    run_view(Console(file=output, force_terminal=True, width=60, _environ={"TERM": "dumb"}), [snapshot("planned")])
+    assert "[ 12.0 s] streaming" in output.getvalue() and "\x1b" not in output.getvalue()
+
+
 def test_plain_lines_say_only_what_is_new() -> None:
     """Nothing while nothing happens, no phase twice, and the workers' load only where bins have moved."""
     output = io.StringIO()

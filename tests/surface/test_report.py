@@ -7,6 +7,7 @@ import json
 import re
 import struct
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,15 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         "from 2 to 3 workers",
     ):
         assert expected in shown
+
+
+@pytest.mark.parametrize("name", ["price in $ and US$", r"a $\foo{$ b"])
+def test_dollars_in_names_are_dollars(name: str) -> None:
+    """They are mathematics to matplotlib, or an error."""
+    run = changed()
+    run.title = name
+    run.migrations = [replace(move, query=name) for move in run.migrations]
+    assert name in page(run)
 
 
 def test_the_page_of_nothing_is_a_page() -> None:

@@ -26,6 +26,8 @@ STYLE: Any = {
     "ytick.color": TEXT,
     "svg.fonttype": "none",
     "svg.hashsalt": "penstock",
+    # Names of users' may hold dollars.
+    "text.parse_math": False,
 }
 
 
