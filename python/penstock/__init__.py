@@ -25,6 +25,7 @@ Examples
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
@@ -103,6 +104,9 @@ __all__ = [
     "variance",
 ]
 
+if not TYPE_CHECKING and importlib.util.find_spec("pyspark") is None:
+    __all__.remove("Engine")
+
 #: Where what is public comes from. It loads when somebody asks for it: pyarrow, pyspark and the native module cost
 #: more to import than a short-lived process may want to pay, such as a child that only calls a function.
 _HOMES = {
@@ -158,7 +162,16 @@ def __getattr__(name: str) -> Any:
     if name in ("dataflow", "graph", "ordered", "report", "spark", "state"):
         return importlib.import_module(f"penstock.{name}")
     if name in _HOMES:
-        found = getattr(importlib.import_module(f"penstock.{_HOMES[name]}"), name)
+        try:
+            home = importlib.import_module(f"penstock.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "pyspark":
+                raise
+            # An AttributeError, so that who only looks (hasattr, inspect, help) sees that it is not there.
+            raise AttributeError(
+                f"penstock.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'", name=name
+            ) from error
+        found = getattr(home, name)
         globals()[name] = found
         return found
     if name == "__version__":

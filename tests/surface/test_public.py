@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
+import textwrap
 import types
 
 import pytest
@@ -44,3 +47,30 @@ def test_nothing_else_is_shown(name: str) -> None:
 
 def test_what_users_name_is_reachable() -> None:
     assert pk.report.Timeline and issubclass(pk.LateRows, UserWarning) and pk.GroupState.__doc__
+
+
+def test_what_needs_spark_says_so_without_it() -> None:
+    """Who only looks, as help and star imports do, is not stopped by it."""
+    text = """
+        import importlib.abc, inspect, sys
+        class Blocks(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in ("pyspark", "pandas", "numpy"):
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Blocks())
+        import importlib.util
+        found = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, package=None: None if name == "pyspark" else found(name, package)
+        from penstock import *
+        import penstock as pk
+        assert not hasattr(pk, "Engine") and hasattr(pk, "Flow")
+        assert "Engine" not in dict(inspect.getmembers(pk)) and "Flow" in dict(inspect.getmembers(pk))
+        for holder, name in ((pk, "Engine"), (pk.spark, "Engine"), (pk.spark, "engines")):
+            try:
+                getattr(holder, name)
+            except AttributeError as error:
+                assert "needs Spark, which is not installed here: pip install 'penstock[spark]'" in str(error), error
+            else:
+                raise AssertionError(name)
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(text)], check=True, timeout=100)

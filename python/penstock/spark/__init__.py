@@ -53,7 +53,15 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("Engine", "engines"):
-        return getattr(importlib.import_module("penstock.spark.engine"), name)
+        try:
+            return getattr(importlib.import_module("penstock.spark.engine"), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "pyspark":
+                raise
+            raise AttributeError(
+                f"penstock.spark.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
+                name=name,
+            ) from error
     raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
 
 
