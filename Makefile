@@ -1,7 +1,9 @@
 # penstock. `make run` and `make test` set everything up by themselves; `make help` lists the rest.
 
+# What scripts/setup.py serves, which the oldest ones cannot even read.
+SERVED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+	"$$p" -c '$(SERVED)' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
 STEP := scripts/step.sh
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
@@ -21,8 +23,9 @@ help: ## this list
 
 setup: ## .venv with the pinned packages and the built package; quick when nothing changed
 ifeq ($(strip $(PYTHON)),)
-	@echo "setup: no Python 3.11 or later on PATH. Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1
+	@echo "setup: no Python 3.11 to 3.14 on PATH. Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1
 else
+	@$(PYTHON) -c '$(SERVED)' 2>/dev/null || { echo "setup: PYTHON=$(PYTHON) ($$($(PYTHON) --version 2>&1)) is not Python 3.11 to 3.14. Name another one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) scripts/setup.py $(SETUP)
 endif
 

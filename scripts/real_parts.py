@@ -44,9 +44,14 @@ def environment() -> None:
     if stamp.exists() and stamp.read_text() == wanted:
         return
     say(f"{env.relative_to(ROOT)}: the packages of {REQUIREMENTS.relative_to(ROOT)}, 500 MB, most of it Spark")
-    uv = str(ROOT / ".venv" / "bin" / "uv")
-    run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(env)])
-    run([uv, "pip", "install", "--quiet", "--python", str(env / "bin" / "python"), "-r", str(REQUIREMENTS)])
+    uv, python = ROOT / ".venv" / "bin" / "uv", str(env / "bin" / "python")
+    if uv.exists():
+        run([str(uv), "venv", "--quiet", "--clear", "--python", sys.executable, str(env)])
+        run([str(uv), "pip", "install", "--quiet", "--python", python, "-r", str(REQUIREMENTS)])
+    else:
+        say("    without uv, which make setup could not install: pip takes some minutes")
+        run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(env)])
+        run([sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "-r", str(REQUIREMENTS)])
     [packages] = env.glob("lib/python*/site-packages")
     (packages / "penstock-checkout.pth").write_text(f"{ROOT / 'python'}\n")
     stamp.write_text(wanted)

@@ -1,6 +1,6 @@
 """Set up the working environment: ``.venv`` with the pinned packages and the built package.
 
-Usage: ``python scripts/setup.py`` (or ``make setup``). Needs Python 3.11 or later, Rust and a C
+Usage: ``python scripts/setup.py`` (or ``make setup``). Needs Python 3.11 to 3.14, Rust and a C
 linker; everything else comes from the package registries. Three steps, each skipped when what it
 depends on has not changed since it last succeeded:
 
@@ -50,16 +50,18 @@ PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--qu
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 UV = "uv==0.13.9"
 STEPS = 3
+#: What the pinned packages have wheels for: behind the newest numpy and pandas would be compiled, or fail to be.
 OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 14)
 PROGRESS_SECONDS = 10.0
 
 
 def main() -> int:
     started = time.monotonic()
-    if sys.version_info < OLDEST_PYTHON:
+    if not OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON:
         fail(
             f"Python {sys.version.split()[0]} runs this; the pinned development packages need "
-            f"{dotted(OLDEST_PYTHON)} or later.",
+            f"{dotted(OLDEST_PYTHON)} to {dotted(NEWEST_PYTHON)}.",
             "Name another one: make setup PYTHON=python3.12",
         )
     asked = arguments().profile
@@ -260,8 +262,14 @@ def find_linker() -> None:
 
 def only_one() -> int:
     """Wait until no other set-up of this checkout runs; the lock ends when the returned descriptor is closed."""
-    (ROOT / "target").mkdir(exist_ok=True)
-    lock = os.open(ROOT / "target" / ".setup.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        (ROOT / "target").mkdir(exist_ok=True)
+        lock = os.open(ROOT / "target" / ".setup.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        fail(
+            f"this checkout cannot be written: {error.strerror}: {error.filename}",
+            "Everything is built in .venv and target of the checkout: use a copy that is yours, on a disk with space.",
+        )
     if fcntl is not None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -315,7 +323,7 @@ def watched(command: list[str], purpose: str, environment: dict[str, str], besid
         fail(f"could not {purpose} (exit status {child.returncode}): {' '.join(command)}", *progress.spoken[-200:])
 
 
-class Child(subprocess.Popen[bytes]):
+class Child(subprocess.Popen):  # type: ignore[type-arg]  # Popen[bytes] stops Python 3.8 before it is told
     """A command in a process group of its own, which goes with it: what it started ends, too, when it is stopped."""
 
     running: ClassVar[set[Child]] = set()

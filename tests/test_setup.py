@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -88,6 +91,19 @@ def test_a_checkout_that_was_copied_or_moved_is_set_up_again(
         link.write_text(f"{place / 'python'}\n")
         assert setup.belongs_here() is here
     assert not setup.venv_works()
+    # The stamp came with it: the step is due, and does not keep what is there.
+    monkeypatch.setattr(setup, "STAMPS", tmp_path / ".venv" / ".setup")
+    step = setup.Step(1, "environment", "venv", "(3, 12)", setup.venv_works, setup.make_venv)
+    setup.STAMPS.mkdir()
+    (setup.STAMPS / "venv").write_text(step.wanted)
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(setup, "subprocess", SimpleNamespace(run=run))
+    assert step.run() and asked == [[sys.executable, "-m", "venv", "--clear", str(setup.VENV)]]
 
 
 def test_a_program_of_tests_that_hangs_is_told_with_what_it_wrote(
@@ -105,3 +121,112 @@ def test_a_program_of_tests_that_hangs_is_told_with_what_it_wrote(
     assert rust.tell(rust.Program("a/tests.rs", str(hangs), tmp_path), outcome) == 0
     said = capsys.readouterr().out
     assert "test one has been running" in said and "has not ended after 0 s" in said and "FAILED" in said
+
+
+def test_what_still_runs_is_named_when_nothing_has_ended_for_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rust = script("test_rust")
+    told = tmp_path / "told"
+    waits = tmp_path / "waits"
+    waits.write_text(f"#!/bin/sh\nuntil [ -e {told} ]; do sleep 0.1; done\n")
+    waits.chmod(0o755)
+    said: list[str] = []
+
+    def hear(line: str, **_: Any) -> None:
+        said.append(line)
+        if "still running" in line:
+            told.touch()
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("PROPTEST_RNG_SEED", "PROPTEST_CASES"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(rust, "build", lambda: [rust.Program("a/tests.rs", str(waits), tmp_path)])
+    monkeypatch.setattr(rust, "print", hear, raising=False)
+    monkeypatch.setattr(rust, "LIMIT_S", 60.0)
+    monkeypatch.setattr(rust, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(rust.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))  # the documentation
+    assert rust.main() == 0
+    assert any(re.fullmatch(r"still running after \d+ s: a/tests\.rs", line) for line in said), said
+
+
+def test_a_python_that_is_not_served_is_told_which_are(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind the newest nothing has wheels: uv began to compile numpy and pandas."""
+    monkeypatch.setattr(setup, "arguments", lambda: pytest.fail("it goes on"))
+    for version in ((3, 10, 13), (3, 15, 0)):
+        shown = ".".join(map(str, version))
+        monkeypatch.setattr(
+            setup, "sys", SimpleNamespace(version_info=(*version, "final", 0), version=f"{shown} (main)", stderr=None)
+        )
+        with pytest.raises(SystemExit):
+            setup.main()
+        said = capsys.readouterr()
+        assert f"Python {shown} runs this; the pinned development packages need 3.11 to 3.14." in said.out + said.err
+
+
+def test_an_old_python_can_read_what_tells_it_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.8, where Popen has no parameter, ended with a TypeError."""
+    monkeypatch.delattr(subprocess.Popen, "__class_getitem__")
+    assert script("setup").OLDEST_PYTHON == (3, 11)
+
+
+@pytest.mark.parametrize("name", ["python3.6", "python9"])
+def test_make_names_a_python_that_is_not_served(tmp_path: Path, name: str) -> None:
+    """The oldest cannot even read scripts/setup.py, and one that is not there can say nothing."""
+    python, said = tmp_path / name, "not found"
+    if name == "python3.6":
+        said = "Python 3.6.15"
+        python.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo {said} && exit\nexit 1\n')
+        python.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", "--no-print-directory", "setup", f"PYTHON={python}"],
+        cwd=Path(__file__).resolve().parents[1],
+        env=environment | {"LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    told = done.stderr.splitlines()[0]
+    assert told.startswith(f"setup: PYTHON={python} (") and said in told and "is not Python 3.11 to 3.14" in told
+
+
+def test_a_checkout_that_cannot_be_written_is_told(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path, *_: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(setup, "ROOT", tmp_path)
+    monkeypatch.setattr(setup.os, "open", refuse)
+    with pytest.raises(SystemExit):
+        setup.only_one()
+    assert f"cannot be written: Permission denied: {tmp_path}/target/.setup.lock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_real_parts_are_installed_without_uv_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_uv: bool) -> None:
+    """`make setup` leaves it out where it cannot be had."""
+    real = script("real_parts")
+    uv, env = tmp_path / ".venv" / "bin" / "uv", tmp_path / "target" / "real" / "env"
+    for folder in (uv.parent, env / "lib" / "python3.12" / "site-packages"):
+        folder.mkdir(parents=True)
+    if has_uv:
+        uv.touch()
+    (tmp_path / "real.txt").write_text("moto==5\n")
+    monkeypatch.setattr(real, "ROOT", tmp_path)
+    monkeypatch.setattr(real, "TARGET", env.parent)
+    monkeypatch.setattr(real, "REQUIREMENTS", tmp_path / "real.txt")
+    asked: list[list[str]] = []
+    monkeypatch.setattr(real, "run", asked.append)
+    real.environment()
+    assert {command[0] for command in asked} == {str(uv) if has_uv else sys.executable}
+    made, filled = asked
+    assert "venv" in made and str(env) in made
+    assert str(env / "bin" / "python") in filled and filled[-2:] == ["-r", str(tmp_path / "real.txt")]
+    asked.clear()
+    real.environment()
+    assert not asked, "it is there"

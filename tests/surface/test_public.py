@@ -62,7 +62,9 @@ def test_what_needs_spark_says_so_without_it() -> None:
         found = importlib.util.find_spec
         importlib.util.find_spec = lambda name, package=None: None if name == "pyspark" else found(name, package)
         from penstock import *
+        from penstock.spark import *
         import penstock as pk
+        import pyarrow as pa
         assert not hasattr(pk, "Engine") and hasattr(pk, "Flow")
         assert "Engine" not in dict(inspect.getmembers(pk)) and "Flow" in dict(inspect.getmembers(pk))
         for holder, name in ((pk, "Engine"), (pk.spark, "Engine"), (pk.spark, "engines")):
@@ -72,5 +74,27 @@ def test_what_needs_spark_says_so_without_it() -> None:
                 assert "needs Spark, which is not installed here: pip install 'penstock[spark]'" in str(error), error
             else:
                 raise AssertionError(name)
+        assert not hasattr(pk.spark, "Engine") and "run" in dict(inspect.getmembers(pk.spark))
+        flow = pk.Flow("user string").key_by("user").apply_in_pandas_with_state(
+            lambda key, frames, state: frames, "user string", "seen bigint", "update", "NoTimeout"
+        )
+        try:
+            flow.collect(pa.table({"user": ["ann"]}))
+        except pk.errors.ConfigError as error:
+            said = "apply_in_pandas_with_state needs numpy, which is not installed here: pip install 'penstock[spark]'"
+            assert str(error) == said, error
+        else:
+            raise AssertionError("apply_in_pandas_with_state")
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(text)], check=True, timeout=100)
+
+
+def test_a_stub_of_pyspark_is_no_reason_to_fail() -> None:
+    """`find_spec` refuses a module that does not say where it comes from."""
+    text = """
+        import sys, types
+        sys.modules["pyspark"] = types.ModuleType("pyspark")
+        import penstock, penstock.spark
+        assert "Engine" in dir(penstock) and "Engine" in dir(penstock.spark)
         """
     subprocess.run([sys.executable, "-c", textwrap.dedent(text)], check=True, timeout=100)

@@ -11,13 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._functions.columns import groupable
 from penstock._sides import Declared, Side, number_of
+from penstock.errors import ConfigError
+
+try:
+    import numpy as np
+    import pandas as pd  # type: ignore[import-untyped]
+except ModuleNotFoundError as error:
+    if error.name not in ("numpy", "pandas"):
+        raise
+    raise ConfigError(
+        f"apply_in_pandas_with_state needs {error.name}, which is not installed here: pip install 'penstock[spark]'"
+    ) from error
 
 __all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]
 

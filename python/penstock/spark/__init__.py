@@ -19,6 +19,8 @@ Examples
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark._session.guard import require_classic
@@ -49,6 +51,11 @@ __all__ = [
     "run",
     "tagged",
 ]
+
+# A stub of pyspark, as some tests make one, need not say where it comes from: it is not looked for then.
+if not TYPE_CHECKING and sys.modules.get("pyspark") is None and importlib.util.find_spec("pyspark") is None:
+    __all__.remove("Engine")
+    __all__.remove("engines")
 
 
 def __getattr__(name: str) -> Any:

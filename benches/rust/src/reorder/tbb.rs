@@ -71,7 +71,9 @@ impl Drop for Tbb {
 
 /// The program, compiled anew when its source is younger.
 fn compiled() -> Result<PathBuf, String> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers/tbb_pipeline.cpp");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers");
+    let name = "tbb_pipeline.cpp";
+    let source = folder.join(name);
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let program = own.with_file_name("penstock-bench-tbb");
     let modified = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
@@ -79,10 +81,12 @@ fn compiled() -> Result<PathBuf, String> {
         return Ok(program);
     }
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+    // By its name, beside it: what the compiler says goes into results, which are published.
     let made = Command::new(&compiler)
+        .current_dir(&folder)
         .args(["-O2", "-std=c++17", "-o"])
-        .args([&program, &source])
-        .arg("-ltbb")
+        .arg(&program)
+        .args([name, "-ltbb"])
         .output()
         .map_err(|error| format!("no compiler {compiler}: {error}"))?;
     if made.status.success() {
