@@ -32,6 +32,8 @@ _REDRAWS_PER_SECOND = 4
 #: Seconds after which a move under way is told in a plain line.
 _LONG_S = 2.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: A further line of figures, below the first of them.
+_BELOW = "\n" + 7 * " "
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ class Move:
 class Snapshot:
     """One moment of a run.
 
-    ``epoch_s`` holds the latencies of the latest epochs in seconds, oldest first; ``total_s`` is an estimate.
+    ``epoch_s`` holds the latencies of the latest epochs in seconds, oldest first; ``total_s`` is an estimate. A row
+    counts in each of the ``queries`` that read it.
     """
 
     title: str
@@ -80,6 +83,7 @@ class Snapshot:
     moves: Sequence[Move] = ()
     slice_p50_s: float | None = None
     slice_p99_s: float | None = None
+    queries: int = 1
 
 
 @dataclass(slots=True)
@@ -185,10 +189,14 @@ def figures_text(snapshot: Snapshot) -> str:
     """The figures of a run in one plain line; empty before its first epoch."""
     if not snapshot.epochs:
         return ""
-    parts = [f"{snapshot.rows:,} rows, {snapshot.rows_per_s:,.0f} rows/s"]
+    parts = [f"{snapshot.rows:,} rows, {snapshot.rows_per_s:,.0f} rows/s{_of(snapshot)}"]
     if snapshot.epoch_s:
         parts.append(f"epoch {snapshot.epochs} took {duration_text(snapshot.epoch_s[-1])}")
     return "; ".join(parts)
+
+
+def _of(snapshot: Snapshot) -> str:
+    return f" of {snapshot.queries} queries" if snapshot.queries > 1 else ""
 
 
 def _load_text(load: WorkerLoad) -> str:
@@ -239,9 +247,11 @@ def _progress(snapshot: Snapshot, width: int) -> Text:
 
 def _rates(snapshot: Snapshot, width: int) -> Text:
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"{snapshot.rows:>12,} rows  {snapshot.rows_per_s:>9,.0f} rows/s")
+    text.append(f"{snapshot.rows:>12,} rows  {snapshot.rows_per_s:>9,.0f} rows/s{_of(snapshot)}")
     if snapshot.slice_p50_s is not None and snapshot.slice_p99_s is not None:
-        text.append("   slice p50 ")
+        # As wide as durations get, so that the line does not come and go with them.
+        fits = text.cell_len + len("   slice p50 1,234 s  p99 1,234 s") <= width
+        text.append(f"{'   ' if fits else _BELOW}slice p50 ")
         text.append(duration_text(snapshot.slice_p50_s), style="cyan")
         text.append("  p99 ")
         text.append(duration_text(snapshot.slice_p99_s), style="cyan")

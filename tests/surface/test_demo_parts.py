@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -137,3 +138,14 @@ def test_updates_are_told_once(batches: list[dict[int, int]]) -> None:
         assert not told.passed and "1 stand twice in one batch" in told.detail
         later = check_updates(received | {len(batches): first}, "bidder", "bids", "x")
         assert not later.passed and "1 have no more bids than the update before" in later.detail
+
+
+def test_the_view_says_of_how_many_queries_its_rows_are() -> None:
+    from penstock.demo.job import DemoConfig, Job
+    from penstock.report import Epoch, Timeline
+
+    job = Job(DemoConfig(), threading.Event())
+    now = time.time()
+    job._timeline = Timeline(epochs=[Epoch(0, now, 0.1, 600, query) for query in ("hot items", "bidders")])
+    shown = job.snapshot()
+    assert (shown.queries, shown.rows, shown.rows_per_s) == (2, 1_200, 400)

@@ -144,6 +144,20 @@ def test_a_terminal_shows_what_has_begun() -> None:
     assert "of about" not in text(replace(snapshot(), elapsed_s=61.0))
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_rows_per_second_of_two_queries_say_so(width: int) -> None:
+    """The same rows count in each of them; the figures behind it stay, on a line of their own where it is narrow."""
+    from penstock._live import draw
+
+    assert figures_text(snapshot()) == "123,456 rows, 40,000 rows/s; epoch 3 took 400 ms"
+    both = replace(snapshot(), queries=2)
+    assert figures_text(both) == "123,456 rows, 40,000 rows/s of 2 queries; epoch 3 took 400 ms"
+    plain = Console(file=io.StringIO(), force_terminal=False, width=width, record=True)
+    plain.print(draw(both, width=width))
+    text = plain.export_text()
+    assert "40,000 rows/s of 2 queries" in text and "slice p50 300 µs  p99 2 ms" in text
+
+
 def test_nothing_yet_is_a_view_too() -> None:
     empty = Snapshot(title="demo", phase="starting Spark", elapsed_s=0.0, total_s=0.0)
     assert figures_text(empty) == ""

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock._durations import duration_text
+from penstock.cli import main
 from penstock.report import Change, Check, Epoch, Migration, Slice, Timeline, WorkerSample, page
 from penstock.report._html import save_page
 from penstock.report._timeline import joined, per_worker, quantiles, size_text, thinned
@@ -45,6 +46,21 @@ def changed() -> Timeline:
     timeline.changes += [
         Change(T0 + 7.0, T0 + 8.2, "lost", 2, 2),
         Change(T0 + 8.6, T0 + 9.0, "rescale", 2, 3, 170),
+    ]
+    return timeline
+
+
+def long(epochs: int, workers: int = 4) -> Timeline:
+    """A run of an epoch a second, as long as it takes; the one in the middle takes half a minute."""
+    timeline = Timeline(title="long")
+    timeline.epochs += [Epoch(at, T0 + at, 0.4, 100, "q", 0.1, 0.1, 0.1, 0.1, 0.3) for at in range(epochs)]
+    timeline.epochs[epochs // 2] = replace(timeline.epochs[epochs // 2], seconds=30.0, run_s=29.7)
+    timeline.slices += [Slice(T0 + at + 0.25, 1_000_000 + at, 100) for at in range(epochs)]
+    # Each at a moment of its own.
+    timeline.workers += [
+        WorkerSample(T0 + at + worker / workers, worker, 1, 1, 100, 25 * at)
+        for at in range(epochs)
+        for worker in range(workers)
     ]
     return timeline
 
@@ -236,6 +252,20 @@ def test_what_is_no_timeline_is_refused(text: str) -> None:
         ({"slices": [{"more": 1}]}, "more of a Slice is unknown"),
         ({"slices": [{"rows": ...}]}, "rows of a Slice is missing"),
         ({"checks": [{"what": "w", "passed": 1, "detail": ""}]}, "passed of a Check is 1, not true or false"),
+        (
+            {"slices": [{"ended": 0}]},
+            r"from 0 to 1700000000, in seconds since 1970, it is over ten years; one of these moments is wrong",
+        ),
+        ({"slices": [{"latency_ns": 1 << 62}]}, "from -2.*, it is over ten years"),
+        ({"slices": [{"ended": -1e20}]}, r"ended of a Slice is -1e\+20, not seconds since 1970 until the year 9999"),
+        ({"slices": [{"ended": 253402300800}]}, "ended of a Slice is 253402300800, not seconds since 1970"),
+        (
+            {"epochs": [{"epoch": 1, "started": T0, "seconds": 1e300, "rows": 1}]},
+            r"seconds of a Epoch is 1e\+300, over",
+        ),
+        ({"title": "a\ud800"}, r"'title' is 'a\\ud800', which UTF-8 cannot hold"),
+        ({"conditions": {"\udc00": "b"}}, r"'conditions' has '\\udc00': 'b', which UTF-8 cannot hold"),
+        ({"checks": [{"what": "\ud800", "passed": True, "detail": ""}]}, r"what of a Check is '\\ud800', which UTF-8"),
     ],
 )
 def test_a_damaged_timeline_is_refused_with_the_field(changes: dict[str, Any], says: str) -> None:
@@ -247,6 +277,26 @@ def test_a_damaged_timeline_is_refused_with_the_field(changes: dict[str, Any], s
     with pytest.raises(ValueError, match=says) as caught:
         Timeline.from_json(json.dumps(document))
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        # Of rates a point a second was made, since 1970.
+        ({"workers": [WorkerSample(at, 0, 1, 1, 1, 1) for at in (0.0, T0)]}, "it is over ten years"),
+        ({"epochs": [Epoch(0, -1e20, 1.0, 1)]}, "started of a Epoch is -1e+20"),
+        ({"title": "a\ud800"}, "'title' is 'a\\ud800'"),
+    ],
+)
+def test_a_report_of_a_damaged_timeline_is_one_line(
+    changes: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "timeline.json"
+    kept.write_text(replace(Timeline(), **changes).to_json())
+    assert main(["report", str(kept)]) == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["timeline.json"]
 
 
 def test_units() -> None:
@@ -324,10 +374,17 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["price in $ and US$", r"a $\foo{$ b"])
 def test_dollars_in_names_are_dollars(name: str) -> None:
     """They are mathematics to matplotlib, or an error."""
+    from penstock.report._plot import latency_png, latency_svg
+
     run = changed()
     run.title = name
-    run.migrations = [replace(move, query=name) for move in run.migrations]
+    run.epochs = [replace(epoch, query=name, feed_s=0.1) for epoch in run.epochs]
+    run.migrations = [replace(move, query=name, strategy=name) for move in run.migrations]
     assert name in page(run)
+    # Above the picture, in the label of a migration, at an axis and in a legend.
+    shown = re.findall(r">([^<>]*)</text>", latency_svg(run))
+    assert {name, f"a batch of {name}", f"epoch of {name}"} <= set(shown) and shown.count(name) == 2
+    assert latency_png(run).startswith(b"\x89PNG")
 
 
 def test_the_page_of_nothing_is_a_page() -> None:
@@ -381,3 +438,98 @@ def test_rates_are_right_though_workers_are_sampled_at_different_moments() -> No
     # What workers had counted before a part of a run begins is no rate of it.
     part = draw(timeline.since(T0 + 5.0005)).axes[1]
     assert part.get_ylim()[1] == pytest.approx(3000, rel=0.1)
+
+
+def test_rows_per_second_of_two_queries_say_so() -> None:
+    """The same rows count in each of them."""
+    from penstock.report._plot import draw
+
+    run = sample()
+    assert ">rows per second<" in page(run) and draw(run).axes[1].get_ylabel() == "rows/s"
+    run.epochs += [replace(epoch, query="other") for epoch in run.epochs]
+    run.workers += [replace(one, query="other") for one in run.workers]
+    assert ">input rows of 2 queries<" in page(run) and ">rows per second of 2 queries<" in page(run)
+    assert draw(run).axes[1].get_ylabel() == "rows/s\nof 2 queries"
+
+
+def test_no_worker_is_gone_between_its_own_samples() -> None:
+    """Those of a long run lie apart further than a worker may be silent that was asked four times a second."""
+    from penstock.report._plot import draw
+
+    samples = [
+        WorkerSample(T0 + at / 4 + worker / 16, worker, 1, 1, 100, at)
+        for at in range(6_000)
+        for worker in range(4)
+        # One is dead for five minutes.
+        if worker != 3 or not 2_400 <= at < 3_600
+    ]
+    run = Timeline(workers=thinned(thinned(thinned(samples))))
+    assert len(run.workers) == pytest.approx(len(samples) / 8, rel=0.05)
+    for part in (run, run.since(T0 + 1_000)):
+        top = draw(part).axes[-1].collections[3].get_paths()[0].vertices
+        begin, end = part.span[0] - T0, part.span[1] - T0
+        while_dead, alive = set(), set()
+        for x, height in ((x + begin, y) for x, y in top.tolist()):
+            if 610 < x < 890:
+                while_dead.add(height)
+            elif begin + 10 < x < end and not 590 <= x <= 910:
+                alive.add(height)
+        # The upper edge of what the last one holds, and the lower one.
+        assert alive == {400.0, 300.0} and while_dead == ({300.0} if part is run else set())
+
+
+def test_a_page_is_as_large_as_what_can_be_seen() -> None:
+    """It had each epoch, window of a quarter of a second and sample of a run: 15 MB of an hour and a half."""
+    from penstock.report._plot import draw
+
+    run = long(12_000)
+    run.migrations = [Migration(T0 + 10 * at, T0 + 10 * at + 1 + at / 1e4, "fluid", 1, 1, 1) for at in range(1_200)]
+    text = page(run)
+    assert len(text) < 3_000_000
+    assert "<h2>Epochs, the 1,000 longest of 12,000</h2>" in text and "<summary>1,000 epochs</summary>" in text
+    # The long one among them, in order of time.
+    told = text[text.index("<h2>Epochs") :]
+    assert told.count("<tr>") == 1_001 and f">{duration_text(30.3)}<" in told
+    at = [int(epoch) for epoch in re.findall(r'<td class="t">q</td><td>(\d+)</td>', told)]
+    assert at == sorted(at) and 6_000 in at
+    assert "<h2>Migrations, the 1,000 longest of 1,200</h2>" in text
+    # And in the picture, which says what it leaves out.
+    parts, latency, *_ = draw(run).axes
+    assert parts.get_ylabel() == "a batch of q,\nlongest per 12 s" and parts.get_ylim()[1] > 30
+    lines = {line.get_label(): line for line in latency.lines}
+    assert "p99 of slices per 12 s" in lines
+    assert max(lines["epoch of q, longest per 12 s"].get_ydata()) == 30_000
+    assert all(len(line.get_xdata()) <= 1_010 for line in lines.values())
+
+
+def test_of_many_migrations_some_are_named_and_all_are_seen() -> None:
+    """Labels stood above each other without end, and edges of the marks hid what the panels show."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from penstock.report._plot import draw
+
+    heights = []
+    for count in (2, 1_000):
+        run = long(600)
+        run.migrations = [Migration(T0 + 0.6 * at, T0 + 0.6 * at + 0.01, "fluid", 1, 1, 1) for at in range(count)]
+        run.changes = [Change(T0 + 300, T0 + 302, "lost", 4, 4)]
+        figure = draw(run)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        axes = figure.axes[0]
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in axes.texts]
+        assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+        assert not any(one.overlaps(other) for index, one in enumerate(boxes) for other in boxes[:index])
+        named = [text.get_text().splitlines()[0] for text in axes.texts]
+        assert named.count("a worker died") == 1
+        heights.append(axes.get_window_extent().height)
+        if count == 2:
+            assert len(named) == 3
+        else:
+            assert 20 < len(named) < 100 and named[-1] == f"and {count + 1 - (len(named) - 1):,} more without a label"
+            # Bands of their colour, from the first to the last, in each panel; the worker that died keeps its edges.
+            for panel in figure.axes:
+                bands = [patch.get_extents().transformed(panel.transData.inverted()) for patch in panel.patches]
+                assert len(bands) < 310 and min(band.x0 for band in bands) == pytest.approx(0, abs=1)
+                assert {300.0, 302.0} <= {line.get_xdata()[0] for line in panel.lines}
+    assert heights[1] > 0.9 * heights[0], "labels leave panels their height"

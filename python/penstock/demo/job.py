@@ -432,6 +432,7 @@ class Job:
             total_s=now - self._begun if self._phase == _DONE else self._total_s(),
             rows=timeline.rows,
             rows_per_s=sum(e.rows for e in recent) / 3,
+            queries=len({e.query for e in timeline.epochs}),
             epochs=len(timeline.epochs),
             epoch_s=[e.seconds for e in sorted(timeline.epochs, key=_ended)[-120:]],
             workers=_loads(timeline),

@@ -7,16 +7,21 @@ tables only and says so. All text is escaped.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from penstock._durations import duration_text
 from penstock.report._timeline import Check, Timeline, heaviest, joined, per_worker, size_text
 
 __all__ = ["page", "save_page"]
 
+_Item = TypeVar("_Item")
+
+_ROWS = 1_000
+"""Rows of a table of what happened; of more it has those that took longest."""
 
 _WHILE = {
     "resting": "with nothing else running",
@@ -123,7 +128,7 @@ def _tiles(timeline: Timeline) -> str:
     of = f" of {queries} queries" if queries > 1 else ""
     tiles = [(f"input rows{of}", f"{timeline.rows:,}")]
     if end > begin:
-        tiles.append(("rows per second", f"{timeline.rows / (end - begin):,.0f}"))
+        tiles.append((f"rows per second{of}", f"{timeline.rows / (end - begin):,.0f}"))
     tiles += [("epochs", f"{len(timeline.epochs):,}"), ("migrations", f"{len(joined(timeline.migrations))}")]
     moved = sum(m.bytes for m in timeline.migrations)
     tiles.append(("state moved", size_text(moved)))
@@ -159,8 +164,17 @@ def _latency(timeline: Timeline) -> str:
     return _table("Latency", ["", "p50", "p90", "p99", "p99.9", "max"], rows)
 
 
+def _longest(items: Sequence[_Item], seconds: Callable[[_Item], float]) -> tuple[list[_Item], str]:
+    """The items that a table has, in their order, and words that say which if it does not have all."""
+    if len(items) <= _ROWS:
+        return list(items), ""
+    kept = sorted(sorted(range(len(items)), key=lambda index: -seconds(items[index]))[:_ROWS])
+    return [items[index] for index in kept], f", the {_ROWS:,} longest of {len(items):,}"
+
+
 def _migrations(timeline: Timeline) -> str:
     begin = timeline.span[0]
+    shown, of_many = _longest(timeline.migrations, lambda m: m.ended - m.started)
     rows = [
         [
             m.strategy,
@@ -171,15 +185,16 @@ def _migrations(timeline: Timeline) -> str:
             size_text(m.bytes),
             f"{m.steps:,}",
         ]
-        for m in timeline.migrations
+        for m in shown
     ]
-    return _table("Migrations", ["strategy", "query", "at", "took", "bins", "bytes", "steps"], rows, text=2)
+    return _table(f"Migrations{of_many}", ["strategy", "query", "at", "took", "bins", "bytes", "steps"], rows, text=2)
 
 
 def _changes(timeline: Timeline) -> str:
     begin = timeline.span[0]
     rows = []
-    for change in timeline.changes:
+    shown, of_many = _longest(timeline.changes, lambda c: c.ended - c.started)
+    for change in shown:
         hit = timeline.hit(change)
         lost = change.kind == "lost"
         rows.append(
@@ -191,7 +206,8 @@ def _changes(timeline: Timeline) -> str:
                 "" if hit is None else duration_text(hit.whole_s),
             ]
         )
-    return _table("Workers that came and went", ["", "at", "took", "bins", "longest batch meanwhile"], rows)
+    header = ["", "at", "took", "bins", "longest batch meanwhile"]
+    return _table(f"Workers that came and went{of_many}", header, rows)
 
 
 def _workers(timeline: Timeline) -> str:
@@ -214,12 +230,14 @@ def _workers(timeline: Timeline) -> str:
 
 def _epochs(timeline: Timeline) -> str:
     begin = timeline.span[0]
+    shown, of_many = _longest(timeline.epochs, lambda e: e.whole_s)
     rows = [
         [e.query, f"{e.epoch}", f"{e.started - begin:.2f} s", duration_text(e.whole_s), f"{e.rows:,}"]
-        for e in sorted(timeline.epochs, key=lambda e: e.started)
+        for e in sorted(shown, key=lambda e: e.started)
     ]
     table = _table("", ["query", "epoch", "at", "took", "rows"], rows)
-    return f"<h2>Epochs</h2><details><summary>{len(rows)} epochs</summary>{table}</details>" if rows else ""
+    told = f"<details><summary>{len(rows):,} epochs</summary>{table}</details>"
+    return f"<h2>Epochs{of_many}</h2>{told}" if rows else ""
 
 
 def _conditions(timeline: Timeline) -> str:

@@ -7,9 +7,10 @@ without pyplot, so drawing works in any thread and beside any other use of matpl
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,23 @@ _PARTS: tuple[tuple[str, str, Callable[[Epoch], float]], ...] = (
     ("files: state made durable", "#E69F00", lambda e: e.files_s),
 )
 
+_PATH, _FINER = re.compile(r'<path [^>]*d="[^"]*"'), re.compile(r"(\.\d\d)\d+")
+
 _RATE_S = 1.0
 """Seconds over which rows per second are taken."""
 _GAP_S = 1.5
 """Lines are not drawn across a longer time without a slice."""
 _SILENT_S = 0.75
-"""A worker of which nothing is heard for longer, while others are heard, holds nothing: it has died or gone."""
+"""A worker of which nothing is heard for longer, while others are heard, holds nothing: it has died or gone. Where its
+samples lie further apart it may be silent for three times as long as is usual there."""
+_POINTS = 1_000
+"""Moments that a panel shows at most: more of them would lie within a pixel."""
+_SINGLE = 100
+"""Marks of a kind that are drawn one by one; more are bands of their colour."""
+_LANES = 5
+"""Lines of labels above the picture; what finds no place there has none."""
+_LANE_PT = 34
+"""Height of such a line, in points."""
 
 
 def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
@@ -62,31 +74,37 @@ def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
     timeline
         What to draw. Panels for which it has no measurement stay empty and say so.
     window_s
-        Width in seconds of the windows over which p50, p99 and max are taken.
+        Width in seconds of the windows over which p50, p99 and max are taken; wider in a long run.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
         begin, end = timeline.span
+        # What lies within one step of a long run cannot be told apart.
+        step_s = max((end - begin) / _POINTS, 1e-6)
+        marks = _marks(timeline)
+        labels = _placed(marks, begin, end)
         query = heaviest(timeline)
         measured = [e for e in timeline.epochs if e.query == query and (e.feed_s or e.run_s or e.serve_s)]
         ratios = ((2.4,) if measured else ()) + (2.4 if measured else 3.2, 1.2, 1.2)
-        figure = Figure(figsize=(12, 9.2 if measured else 7.6), dpi=130, layout="constrained")
+        # Many labels make the picture higher, not its panels lower.
+        more = max(0, max((label.lane for label in labels), default=0) - 1) * _LANE_PT / 72
+        figure = Figure(figsize=(12, (9.2 if measured else 7.6) + more), dpi=130, layout="constrained")
         panels = figure.subplots(len(ratios), 1, sharex=True, height_ratios=ratios)
         latency, rows, state = panels[-3:]
         if measured:
-            _parts(panels[0], measured, begin)
-        _latency(latency, timeline, begin, window_s)
+            _parts(panels[0], measured, begin, step_s)
+        _latency(latency, timeline, begin, max(window_s, step_s), step_s)
         samples = {w: list(s) for w, s in per_worker(list(timeline.workers)).items()}
-        _rows(rows, samples, begin)
+        _rows(rows, samples, begin, len({sample.query for sample in timeline.workers}))
         _state(state, samples, begin)
         frame(panels)
         for axes in panels:
-            _spans(axes, _marks(timeline), begin)
+            _spans(axes, marks, begin, end)
         state.set_xlim(0, max(end - begin, 1e-3))
         state.set_xlabel("seconds since the start")
-        _labels(panels[0], _marks(timeline), begin, end)
+        _labels(panels[0], labels, len(marks) - len(labels))
         figure.align_ylabels()
         if timeline.title:
             figure.suptitle(timeline.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
@@ -101,7 +119,8 @@ def latency_png(timeline: Timeline, *, window_s: float = 0.25) -> bytes:
 def latency_svg(timeline: Timeline, *, window_s: float = 0.25) -> str:
     """The picture as an ``<svg>`` element to put into a page: no XML header, text as text."""
     text = encode(draw(timeline, window_s=window_s), "svg").decode()
-    return text[text.index("<svg") :]
+    # A hundredth of a point is finer than a pixel, and the rest of the figures is half of a page.
+    return _PATH.sub(lambda path: _FINER.sub(r"\1", path[0]), text[text.index("<svg") :])
 
 
 def save_png(timeline: Timeline, path: str | Path, *, window_s: float = 0.25) -> None:
@@ -109,29 +128,50 @@ def save_png(timeline: Timeline, path: str | Path, *, window_s: float = 0.25) ->
     Path(path).write_bytes(latency_png(timeline, window_s=window_s))
 
 
-def _parts(axes: Any, epochs: list[Epoch], begin: float) -> None:
+def _longest(epochs: list[Epoch], begin: float, step_s: float) -> tuple[list[Epoch], str]:
+    """Epochs that can be told apart: of too many the longest of each step, and words for a legend that say so."""
+    if len(epochs) <= _POINTS:
+        return epochs, ""
+    found: dict[int, Epoch] = {}
+    for e in epochs:
+        step = int((e.started - begin) / step_s)
+        if step not in found or e.whole_s > found[step].whole_s:
+            found[step] = e
+    return list(found.values()), f"longest per {duration_text(step_s)}"
+
+
+def _parts(axes: Any, measured: list[Epoch], begin: float, step_s: float) -> None:
     """A bar for each batch, as wide as it took and as high: what Spark did, most of it before ours, and our parts."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.set_ylabel(f"a batch of {epochs[0].query}" if epochs[0].query else "a batch")
+    epochs, of_many = _longest(measured, begin, step_s)
+    name = f"a batch of {epochs[0].query}" if epochs[0].query else "a batch"
+    axes.set_ylabel(f"{name},\n{of_many}" if of_many else name)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration_text(seconds) if seconds else "0"))
-    width = [max(e.whole_s, 1e-3) for e in epochs]
+    width = [max(e.whole_s, step_s if of_many else 1e-3) for e in epochs]
     left: list[float] = []
     for e, wide in zip(epochs, width, strict=True):
         # What Spark did is before ours but for its commit, which may be the longer part: bars do not overlap.
         before = left[-1] + width[len(left) - 1] if left else 0.0
         start = e.started - begin
         left.append(min(max(start - e.spark_s, before), max(start, before)) if wide else start)
-    bottom = [0.0] * len(epochs)
-    for label, color, part in _PARTS:
-        height = [part(e) for e in epochs]
-        axes.bar(left, height, width, bottom, align="edge", color=color, linewidth=0, alpha=0.9, label=label)
-        bottom = [low + more for low, more in zip(bottom, height, strict=True)]
+    # One shape of each part, with nothing between the bars: single bars narrower than a pixel may not be seen.
+    edges = [edge for begins, wide in zip(left, width, strict=True) for edge in (begins, begins + wide)]
+    axes.stackplot(
+        edges,
+        *([height for e in epochs for height in (part(e), 0.0)] for _, _, part in _PARTS),
+        colors=[color for _, color, _ in _PARTS],
+        labels=[label for label, _, _ in _PARTS],
+        linewidth=0,
+        alpha=0.9,
+        step="post",
+    )
+    axes.set_ylim(bottom=0)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=5, frameon=False, fontsize=8, borderpad=0)
 
 
-def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> None:
+def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float, step_s: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_yscale("log")
@@ -141,13 +181,13 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
     axes.yaxis.set_minor_formatter(NullFormatter())
     windows = timeline.windows(window_s)
     if windows:
-        width = window_s * 1000
+        gap_s = max(_GAP_S, 3 * window_s)
         for label, color, weight in (("max", _MAX, 0.9), ("p99", _P99, 1.2), ("p50", _P50, 1.4)):
             times: list[float] = []
             values: list[float] = []
             for window in windows:
                 at = window.started + window.seconds / 2 - begin
-                if times and at - times[-1] > _GAP_S:
+                if times and at - times[-1] > gap_s:
                     times.append(at)
                     values.append(float("nan"))
                 times.append(at)
@@ -159,11 +199,12 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
                 linewidth=weight,
                 marker=".",
                 markersize=2.5 * weight,
-                label=f"{label} of slices per {width:.0f} ms",
+                label=f"{label} of slices per {duration_text(window_s)}",
             )
     queries = sorted({e.query for e in timeline.epochs})
     for query, marker in zip(queries, ".x+1234", strict=False):
-        own = [e for e in timeline.epochs if e.query == query]
+        own, of_many = _longest([e for e in timeline.epochs if e.query == query], begin, step_s)
+        name = f"epoch of {query}" if query else "epoch"
         axes.plot(
             [e.ended - begin for e in own],
             [max(e.seconds, 1e-6) * 1e3 for e in own],
@@ -172,7 +213,7 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
             markersize=4,
             color=_EPOCH,
             alpha=0.7,
-            label=f"epoch of {query}" if query else "epoch",
+            label=f"{name}, {of_many}" if of_many else name,
         )
     if windows or queries:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=5, frameon=False, fontsize=8, borderpad=0)
@@ -180,21 +221,23 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
         _nothing(axes, "no epoch was measured")
 
 
-def _rows(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> None:
+def _rows(axes: Any, samples: dict[int, list[WorkerSample]], begin: float, queries: int) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    axes.set_ylabel("rows/s")
+    # A row that two queries read counts twice.
+    axes.set_ylabel(f"rows/s\nof {queries} queries" if queries > 1 else "rows/s")
     times = sorted(s.at for own in samples.values() for s in own)
     if len(times) < 2 or times[-1] - times[0] < _RATE_S:
         _nothing(axes, "no load was sampled")
         return
     # Workers are sampled at different moments: rates are taken between the points of one grid.
-    grid = [times[0] + index * _RATE_S for index in range(int((times[-1] - times[0]) / _RATE_S) + 1)]
+    step_s = max(_RATE_S, (times[-1] - times[0]) / _POINTS)
+    grid = [times[0] + index * step_s for index in range(int((times[-1] - times[0]) / step_s) + 1)]
     rates = []
     for own in samples.values():
         rows = [_rows_at(own, at) for at in grid]
-        rates.append([max(0.0, (after - before) / _RATE_S) for before, after in pairwise(rows)])
-    _stack(axes, [at + _RATE_S / 2 - begin for at in grid[:-1]], rates, list(samples))
+        rates.append([max(0.0, (after - before) / step_s) for before, after in pairwise(rows)])
+    _stack(axes, [at + step_s / 2 - begin for at in grid[:-1]], rates, list(samples))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _count_text(value)))
 
 
@@ -246,16 +289,28 @@ def _stack(axes: Any, x: list[float], columns: list[list[float]], workers: list[
 def _aligned(samples: dict[int, list[WorkerSample]], value: Any) -> tuple[list[float], list[list[float]]]:
     """One common time axis, and per worker its values there: the latest sample at or before each time."""
     times = sorted({s.at for own in samples.values() for s in own})
+    if len(times) > _POINTS:
+        step_s = (times[-1] - times[0]) / _POINTS
+        times = [times[0] + index * step_s for index in range(_POINTS + 1)]
     columns = []
     for own in samples.values():
         column, position = [], -1
         for at in times:
             while position + 1 < len(own) and own[position + 1].at <= at:
                 position += 1
-            heard = position >= 0 and at - own[position].at <= _SILENT_S
+            heard = position >= 0 and at - own[position].at <= _silent_s(own, position)
             column.append(value(own[position]) if heard else 0.0)
         columns.append(column)
     return times, columns
+
+
+def _silent_s(own: Sequence[WorkerSample], position: int) -> float:
+    """How long a worker may be silent behind a sample: those of a long run are thinned, and lie further apart."""
+    near = own[max(0, position - 4) : position + 6]
+    gaps = sorted(after.at - before.at for before, after in pairwise(near))
+    # A single one may be that in which it was gone.
+    usual = gaps[(len(gaps) - 1) // 2] if len(gaps) > 1 else 0.0
+    return max(_SILENT_S, 3 * usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +321,17 @@ class _Mark:
     ended: float
     color: str
     text: str
+    move: bool
+    """Whether it is a migration, of which there may be very many."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """Where the name of a mark stands, in parts of the panel's width and in lines above it."""
+
+    mark: _Mark
+    spot: float
+    lane: int
 
 
 def _marks(timeline: Timeline) -> list[_Mark]:
@@ -274,10 +340,11 @@ def _marks(timeline: Timeline) -> list[_Mark]:
     for move in joined(timeline.migrations):
         steps = f", {move.steps} steps" if move.steps > 1 else ""
         text = f"{move.strategy}\n{move.bins} bins, {size_text(move.bytes)}\n{duration_text(move.ended - move.started)}"
-        marks.append(_Mark(move.started, move.ended, _STRATEGIES.get(move.strategy, _OTHER), text + steps))
+        marks.append(_Mark(move.started, move.ended, _STRATEGIES.get(move.strategy, _OTHER), text + steps, True))
     for change in timeline.changes:
         color = _CHANGES.get(change.kind, _OTHER)
-        marks.append(_Mark(change.started, change.ended, color, _change_text(change, timeline.hit(change))))
+        hit = timeline.hit(change) if change.kind != "rescale" else None
+        marks.append(_Mark(change.started, change.ended, color, _change_text(change, hit), False))
     return sorted(marks, key=lambda mark: mark.started)
 
 
@@ -291,37 +358,80 @@ def _change_text(change: Change, hit: Epoch | None) -> str:
     return "\n".join(lines)
 
 
-def _spans(axes: Any, marks: list[_Mark], begin: float) -> None:
+def _spans(axes: Any, marks: list[_Mark], begin: float, end: float) -> None:
+    for move in (True, False):
+        own = [mark for mark in marks if mark.move is move]
+        crowded = len(own) > _SINGLE
+        for mark in _bands(own, (end - begin) / (3 * _SINGLE)) if crowded else own:
+            left, right = mark.started - begin, mark.ended - begin
+            axes.axvspan(left, right, color=mark.color, alpha=0.18, linewidth=0, zorder=0)
+            # The edges of many would hide what is shown.
+            for edge in () if crowded else (left, right):
+                axes.axvline(edge, color=mark.color, linewidth=0.8, alpha=0.9, zorder=1)
+
+
+def _bands(marks: list[_Mark], least_s: float) -> list[_Mark]:
+    """Marks wide enough to be seen; those of one colour that then meet are one."""
+    found: list[_Mark] = []
+    last: dict[str, int] = {}
     for mark in marks:
-        left, right = mark.started - begin, mark.ended - begin
-        axes.axvspan(left, right, color=mark.color, alpha=0.18, linewidth=0, zorder=0)
-        axes.axvline(left, color=mark.color, linewidth=0.8, alpha=0.9, zorder=1)
-        axes.axvline(right, color=mark.color, linewidth=0.8, alpha=0.9, zorder=1)
+        wide = replace(mark, ended=max(mark.ended, mark.started + least_s))
+        at = last.get(mark.color)
+        if at is None or found[at].ended < wide.started:
+            last[mark.color] = len(found)
+            found.append(wide)
+        else:
+            found[at] = replace(found[at], ended=max(found[at].ended, wide.ended))
+    return found
 
 
-def _labels(axes: Any, marks: list[_Mark], begin: float, end: float) -> None:
-    """Name each mark above the panel; labels that would overlap go onto further lines."""
+def _placed(marks: list[_Mark], begin: float, end: float) -> list[_Label]:
+    """The labels above the panel: those that would overlap go onto further lines, while there are some."""
     total = max(end - begin, 1e-3)
-    lanes: list[float] = []
-    for mark in marks:
+    lanes: list[list[tuple[float, float]]] = [[] for _ in range(_LANES)]
+    found = []
+    # Workers that came or went are named in any case: there are few of them.
+    for mark in sorted(marks, key=lambda mark: mark.move):
         center = min(max(((mark.started + mark.ended) / 2 - begin) / total, 0.0), 1.0)
         half = max(len(line) for line in mark.text.splitlines()) * 0.0031 + 0.005
         spot = min(max(center, half), 1 - half)
-        lane = next((i for i, edge in enumerate(lanes) if spot - half > edge), len(lanes))
-        if lane == len(lanes):
-            lanes.append(0.0)
-        lanes[lane] = spot + half
+        left, right = spot - half, spot + half
+        for index, lane in enumerate(lanes):
+            if all(right < taken or left > until for taken, until in lane):
+                lane.append((left, right))
+                found.append(_Label(mark, spot, index))
+                break
+    return sorted(found, key=lambda label: label.mark.started)
+
+
+def _labels(axes: Any, labels: list[_Label], left_out: int) -> None:
+    """Name the marks above the panel."""
+    for label in labels:
         axes.annotate(
-            mark.text,
-            xy=(center, 1.0),
-            xytext=(spot, 1.02 + lane * 0.2),
+            label.mark.text,
+            xy=(0, 1.0),
+            xytext=(label.spot, 6 + label.lane * _LANE_PT),
             xycoords="axes fraction",
+            textcoords=("axes fraction", "offset points"),
             ha="center",
             va="bottom",
             fontsize=7.5,
             linespacing=1.15,
             color=TEXT,
-            bbox={"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": mark.color, "linewidth": 0.9},
+            bbox={"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": label.mark.color, "linewidth": 0.9},
+            annotation_clip=False,
+        )
+    if left_out:
+        axes.annotate(
+            f"and {left_out:,} more without a label",
+            xy=(1.0, 1.0),
+            xytext=(0, 6 + (max(label.lane for label in labels) + 1) * _LANE_PT),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=7.5,
+            color=TEXT,
             annotation_clip=False,
         )
 

@@ -267,7 +267,8 @@ class Timeline:
         Raises
         ------
         ValueError
-            When the text is not a timeline, or one of another format version. It names the field.
+            When the text is not a timeline, or one of another format version, or of more than ten years. It names the
+            field.
         """
         try:
             document = json.loads(text)
@@ -279,25 +280,34 @@ class Timeline:
         # Those of earlier releases have neither.
         document = {"changes": [], "checks": []} | document
         try:
-            return cls(
+            found = cls(
                 title=_of_type(document, "title", str, "text"),
                 epochs=_items(Epoch, document, "epochs"),
                 slices=_items(Slice, document, "slices"),
                 migrations=_items(Migration, document, "migrations"),
                 workers=_items(WorkerSample, document, "workers"),
-                conditions={
-                    name: str(value) for name, value in _of_type(document, "conditions", dict, "an object").items()
-                },
+                conditions=_conditions(document),
                 changes=_items(Change, document, "changes"),
                 checks=_items(Check, document, "checks"),
             )
         except ValueError as error:
             raise ValueError(f"not a timeline: {error}") from error
+        begin, end = found.span
+        if end - begin > _LONGEST_S:
+            told = f"from {round(begin)} to {round(end)}, in seconds since 1970, it is over ten years"
+            raise ValueError(f"not a timeline: {told}; one of these moments is wrong")
+        return found
 
 
 _Item = TypeVar("_Item")
 #: Of an integer of a timeline; larger ones have no place in a picture.
 _MOST = 1 << 63
+#: The end of the year 9999: of later moments no date can be told.
+_LAST = 253_402_300_799
+#: Ten years: a longer run has a moment that is wrong.
+_LONGEST_S = 10 * 366 * 86_400.0
+#: Fields that are moments; other floats are seconds that something took.
+_MOMENTS = ("started", "ended", "at")
 _SHOWN = {"int": "int of 64 bits", "float": "a finite number", "str": "text", "bool": "true or false"}
 
 
@@ -307,7 +317,26 @@ def _of_type(document: Mapping[str, Any], name: str, kind: type[_Item], told: st
     value = document[name]
     if not isinstance(value, kind):
         raise ValueError(f"{name!r} is {short(value)}, not {told}")
+    if isinstance(value, str) and not _encodes(value):
+        raise ValueError(f"{name!r} is {short(value)}, which UTF-8 cannot hold")
     return value
+
+
+def _conditions(document: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: str(value) for name, value in _of_type(document, "conditions", dict, "an object").items()}
+    for name, value in found.items():
+        if not _encodes(name + value):
+            raise ValueError(f"'conditions' has {short(name)}: {short(value)}, which UTF-8 cannot hold")
+    return found
+
+
+def _encodes(text: str) -> bool:
+    """Whether a text can be written: in JSON there may be halves of a pair of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _items(kind: type[_Item], document: Mapping[str, Any], name: str) -> list[_Item]:
@@ -327,6 +356,8 @@ def _items(kind: type[_Item], document: Mapping[str, Any], name: str) -> list[_I
             wanted = str(known[key].type)
             if not _good(item[key], wanted):
                 raise ValueError(f"{what} is {short(item[key])}, not {_SHOWN[wanted]} ({name}[{at}])")
+            if why := _unfit(key, item[key], wanted):
+                raise ValueError(f"{what} is {short(item[key])}, {why} ({name}[{at}])")
     return [kind(**item) for item in found]
 
 
@@ -337,6 +368,17 @@ def _good(value: Any, wanted: str) -> bool:
             return False
         return isfinite(value) if isinstance(value, float) else abs(value) < _MOST
     return isinstance(value, {"str": str, "bool": bool}[wanted])
+
+
+def _unfit(key: str, value: Any, wanted: str) -> str:
+    """Why a value of the right type can be none of a run; empty where it can."""
+    if wanted == "str":
+        return "" if _encodes(value) else "which UTF-8 cannot hold"
+    if wanted != "float":
+        return ""
+    if key in _MOMENTS:
+        return "" if 0 <= value <= _LAST else "not seconds since 1970 until the year 9999"
+    return "" if abs(value) <= _LONGEST_S else "over ten years"
 
 
 class _Spans:
