@@ -44,6 +44,7 @@ lint: setup ## formatting, clippy, ruff, mypy
 	@$(STEP) "ruff check" $(BIN)/ruff check python benches tests scripts
 	@$(STEP) "ruff format" $(BIN)/ruff format --check python benches tests scripts
 	@$(STEP) "mypy" $(BIN)/mypy
+	@$(STEP) "licences" $(BIN)/python scripts/notices.py --check
 
 format: setup ## rewrite the sources in the project's format
 	cargo fmt --all

@@ -44,7 +44,8 @@ def main(wheel: str) -> None:
         assert not [name for name in names if name.startswith(("penstock_bench", "penstock/bench", "benches"))], (
             "benches in the wheel: they are of a checkout only"
         )
-        assert any("LICENSE" in name for name in names), "no licence in the wheel"
+        for text in ("LICENSE", "THIRD-PARTY-NOTICES"):
+            assert any(name.endswith(f"licenses/{text}") for name in names), f"no {text} in the wheel"
         with tempfile.TemporaryDirectory(prefix="penstock-wheel-") as directory:
             archive.extractall(directory)
             path = os.path.realpath(directory)

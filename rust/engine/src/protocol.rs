@@ -23,7 +23,11 @@ pub type Handle = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MemberId(pub u64);
 
-/// Which life of a query's workers a frame is of, and among whom: in every frame.
+/// Which life of a query's workers a frame is of, and among whom: in every frame that another life must refuse.
+///
+/// Departure: what lets go of an epoch or of a query ([`Request::CloseEpoch`], [`Request::Settle`], [`Request::Discard`], [`Request::Conclude`],
+/// [`Request::Drop`]) has none, nor have feeds and drains. It is true whoever is a member: an epoch that was committed is so in each later
+/// life, and rows are staged before it is known who will run them. A member that refused one as old would keep what nobody asks for again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Stamp {
     /// Ascends over all claims of a checkpoint.
