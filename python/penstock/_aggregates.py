@@ -13,6 +13,7 @@ values are Spark's; where not, the function says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from penstock.errors import ConfigError
@@ -471,7 +472,7 @@ def _by(by: str, fn: str) -> str:
 
 
 def _number(value: float, what: str, least: float, most: float, such: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= value <= most:
         raise ConfigError(f"{what}={value!r}: give a number from {least} to {most}, {such}")
     return float(value)
 

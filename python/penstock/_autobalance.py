@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._loads import Loads
-from penstock._migration import parse_tolerance, whole
-from penstock._options import yes_or_no
+from penstock._migration import parse_tolerance
+from penstock._options import whole, yes_or_no
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
@@ -140,8 +140,8 @@ class Rules:
             raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
         counts: dict[str, int] = {}
         for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
-            count = whole(value)
-            if count is None or not least <= count < 1 << 32:
+            count = whole(value, least, (1 << 32) - 1)
+            if count is None:
                 raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
             counts[name] = count
         most_bytes = None if max_bin_bytes is None else parse_bytes(max_bin_bytes, "max_bin_bytes")

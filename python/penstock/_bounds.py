@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from penstock._options import whole
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
 
@@ -58,8 +59,8 @@ def parse_bounds(
     >>> parse_bounds(4, None, "512m", "skip")
     Bounds(batches=4, batch_size=None, memory=536870912, on_failure='skip')
     """
-    _count("batches", batches, _MOST_BATCHES)
-    _count("batch_size", batch_size, _MOST_INPUTS)
+    batches = _count("batches", batches, _MOST_BATCHES)
+    batch_size = _count("batch_size", batch_size, _MOST_INPUTS)
     if batches is not None and batch_size is not None:
         if batches * batch_size > _MOST_INPUTS:
             raise ConfigError(
@@ -79,8 +80,8 @@ def parse_bounds(
     return Bounds(batches, batch_size, budget, on_failure)
 
 
-def _count(name: str, value: Any, most: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _count(name: str, value: Any, most: int) -> int | None:
+    count = None if value is None else whole(value, 1, most)
+    if value is not None and count is None:
         raise ConfigError(f"bounded {name}={value!r} must be a whole number from 1 to {most}")
+    return count

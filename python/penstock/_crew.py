@@ -45,13 +45,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock._children import Child, Pipe, allow_descriptors, how_ended, require_descriptors, require_interpreter
+from penstock._options import whole
 from penstock._rescale import LocalRescale, Rescale, RescaleProgress
 from penstock.errors import ConfigError, EngineError, PenstockError, WorkerLost
 
 if TYPE_CHECKING:
     from penstock._native import LocalRun
 
-__all__ = ["MOST_PROCESSES", "Crew", "check_processes", "child", "spread"]
+__all__ = ["MOST_PROCESSES", "Crew", "checked_processes", "child", "spread"]
 
 #: More processes than this on one machine are a mistake.
 MOST_PROCESSES = 256
@@ -71,8 +72,8 @@ _LOOK, _MOVING = 0.25, 0.01
 _STEP = 16
 
 
-def check_processes(count: Any, what: str, threads: int = 1) -> None:
-    """Refuse what is no number of processes of so many threads.
+def checked_processes(value: Any, what: str, threads: int = 1) -> int:
+    """A number of processes of so many threads that a user wrote.
 
     Raises
     ------
@@ -81,15 +82,18 @@ def check_processes(count: Any, what: str, threads: int = 1) -> None:
 
     Examples
     --------
-    >>> check_processes(2, "processes=2")
+    >>> checked_processes(2, "processes=2")
+    2
     """
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_PROCESSES:
+    count = whole(value, 1, MOST_PROCESSES)
+    if count is None:
         raise ConfigError(f"{what}: the number of processes is an int from 1 to {MOST_PROCESSES}")
     # The worker that feeds and takes is one as well.
     if 1 + count * threads > _MOST_MEMBERS:
         raise ConfigError(
             f"{what} of {threads} threads: a run has at most {_MOST_MEMBERS - 1} workers, these are {count * threads}"
         )
+    return count
 
 
 def spread(owners: Sequence[int], workers: Sequence[int]) -> list[tuple[int, int]]:

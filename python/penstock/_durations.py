@@ -19,6 +19,7 @@ import re
 import threading
 from datetime import timedelta
 from decimal import Decimal
+from numbers import Real
 from typing import overload
 
 from penstock.errors import ConfigError
@@ -168,7 +169,7 @@ def parse_timeout(
     """
     if value is None and optional:
         return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         seconds = float(value)
     elif isinstance(value, (str, timedelta)):
         seconds = _read(value, name) / 1e6
@@ -292,7 +293,7 @@ def _read(value: Duration, name: str) -> int:
         if getattr(value, "nanoseconds", 0):  # of pandas
             raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         raise ConfigError(f'{name} {value!r} has no unit; write "{value!r}s", "{value!r}ms" or a timedelta')
     if not isinstance(value, str):
         raise ConfigError(f"{name} {value!r} is a {type(value).__name__}; {_EXAMPLES}")

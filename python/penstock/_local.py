@@ -30,7 +30,7 @@ import pyarrow as pa
 from penstock._autobalance import Autobalance, Rules
 from penstock._beside import Apart, Kinds, hand, require
 from penstock._coroutines import require_plain
-from penstock._crew import Crew, check_processes
+from penstock._crew import Crew, checked_processes
 from penstock._durations import Timeout
 from penstock._figures import (
     LOCAL_MOVES,
@@ -55,7 +55,7 @@ from penstock._migration import (
     parse_tolerance,
     steps,
 )
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock._parts import Bins, Part, Parts
 from penstock._pump import AHEAD, Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
@@ -287,11 +287,11 @@ class LocalSession:
         streaming: bool = False,
         processes: int | None = None,
     ) -> None:
-        _at_least_one(workers, "workers", MOST_WORKERS)
-        _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
+        workers = _at_least_one(workers, "workers", MOST_WORKERS)
+        batch_rows = _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
         if processes is not None:
-            check_processes(processes, f"processes={processes!r}", workers)
-        if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
+            processes = checked_processes(processes, f"processes={processes!r}", workers)
+        if whole(bits, 0, 20) is None:
             raise ConfigError(f"bits={bits!r} must be an int from 0 to 20: the state is cut into 2 ** bits bins")
         yes_or_no(streaming, "streaming")
         from penstock import _native
@@ -766,13 +766,13 @@ class LocalSession:
 
     def rescale(self, processes: int) -> LocalRescale:
         """Go to another number of processes while rows pass; see `LocalResults.rescale`."""
-        check_processes(processes, f"rescale({processes!r})", self.workers)
+        count = checked_processes(processes, f"rescale({processes!r})", self.workers)
         if self._crew is None:
             raise ConfigError(
-                f"rescale({processes}): the workers of this run are threads of one process; begin it with processes="
+                f"rescale({count}): the workers of this run are threads of one process; begin it with processes="
             )
         self._require_open()
-        return self._crew.rescale(processes)
+        return self._crew.rescale(count)
 
     def autobalance(
         self,
@@ -794,7 +794,7 @@ class LocalSession:
                 f"workers={workers!r}: the workers of this run are threads of one process; begin it with processes="
             )
         if workers is not None:
-            check_processes(workers[1], f"workers={workers!r}", self.workers)
+            checked_processes(workers[1], f"workers={workers!r}", self.workers)
         with self._moving:
             self._require_open()
             if self._autobalance is not None and self._autobalance.looking:
@@ -893,7 +893,7 @@ def _check(
     yes_or_no(streaming, "streaming")
     yes_or_no(progress, "progress")
     if processes is not None:
-        check_processes(processes, f"processes={processes!r}", workers)
+        checked_processes(processes, f"processes={processes!r}", workers)
     # Compiles the flow, so that mistakes show at the call.
     kinds = Kinds.of(flow._check(streaming))
     require(late, sides, kinds, "a batch", "batch")
@@ -1190,8 +1190,10 @@ def _progress() -> Progress:
     )
 
 
-def _at_least_one(value: int, name: str, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _at_least_one(value: int, name: str, most: int) -> int:
+    count = whole(value, 1, most)
+    if count is None:
         span = name == "workers" and isinstance(value, (tuple, list))
         hint = "; a range is for run.autobalance(workers=(1, 4))" if span else ""
         raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}{hint}")
+    return count

@@ -9,15 +9,15 @@ Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; sect
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from penstock._durations import Timeout, parse_timeout
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock.errors import ConfigError
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "parse_target",
     "parse_tolerance",
     "steps",
-    "whole",
 ]
 
 #: Names of the strategies.
@@ -238,8 +237,8 @@ class Cut:
             raise ConfigError(f"gap={gap!r} is neither 'drain' nor None")
         if gap is not None and strategy == "all-at-once":
             raise ConfigError("strategy 'all-at-once' is one step, so there is no gap: choose another one")
-        size = (1 if seconds is not None else 16) if batch_size is None else whole(batch_size)
-        if size is None or size < 1:
+        size = (1 if seconds is not None else 16) if batch_size is None else whole(batch_size, 1)
+        if size is None:
             raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
         return cls(strategy, min(size, _MOST_BINS), seconds, gap is not None)
 
@@ -345,20 +344,6 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> l
     return _native.migration_steps(before, after, cut.strategy, cut.batch_size)
 
 
-def whole(value: object) -> int | None:
-    """An int, one of numpy's too, as Python's own; None for anything else, True and False among it.
-
-    Examples
-    --------
-    >>> whole(3), whole(True), whole(3.0)
-    (3, None, None)
-    """
-    try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        return None
-
-
 def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
     """Check the moves that a user wrote.
 
@@ -399,8 +384,8 @@ def parse_epoch(at_epoch: int | None) -> int | None:
     ConfigError
         When it is no int from 0 to 2**63.
     """
-    epoch = whole(at_epoch)
-    if at_epoch is not None and (epoch is None or not 0 <= epoch <= _MOST_EPOCHS):
+    epoch = whole(at_epoch, 0, _MOST_EPOCHS)
+    if at_epoch is not None and epoch is None:
         raise ConfigError(f"at_epoch={at_epoch!r} must be the number of an epoch to come, an int from 0 to 2**63")
     return epoch
 
@@ -486,7 +471,7 @@ def parse_tolerance(name: str, value: float) -> float:
     ConfigError
         When it is no number of at least 1.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1.0 <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 1.0 <= value < float("inf"):
         raise ConfigError(f"{name}={value!r} must be a multiple of the mean load, at least 1: 1.2 allows a fifth more")
     return float(value)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock._migration import Cut, balanced, whole
+from penstock._migration import Cut, balanced
+from penstock._options import whole
 from penstock.errors import ConfigError
 
 __all__ = ["Bins", "Part", "Parts", "names_parts", "parse_depth"]
@@ -190,8 +191,8 @@ class Parts:
                 raise ConfigError(f"a move is (bin, worker), not {pair!r}")
             named, worker = pair
             (part,) = self.parse(named, "moves")
-            to = whole(worker)
-            if to is None or not 0 <= to < workers:
+            to = whole(worker, 0, workers - 1)
+            if to is None:
                 raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")
             found.append((part, to))
         return found
@@ -252,8 +253,8 @@ def parse_depth(by: int) -> int:
     ConfigError
         When parts cannot be so.
     """
-    depth = whole(by)
-    if depth is None or not 1 <= depth <= _MOST:
+    depth = whole(by, 1, _MOST)
+    if depth is None:
         raise ConfigError(f"split: by={by!r} must be an int from 1 to {_MOST}: a bin becomes 2 ** by parts")
     return depth
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from penstock._options import whole
 from penstock.errors import ConfigError
 
 __all__ = ["parse_bytes"]
@@ -41,11 +42,12 @@ def parse_bytes(value: object, label: str, bare: int = 1) -> int:
     ...
     penstock.errors.ConfigError: staging_memory='half' must be a number of bytes, or a size such as "256m" or "2g"
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    number = whole(value, 0)
+    if number is not None:
+        return number
     if isinstance(value, str):
         found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?(b?)", value.strip().lower())
         if found is not None:
-            number, unit, byte = found.groups()
-            return int(number) * (bare if not unit and not byte else _UNITS[unit])
+            digits, unit, byte = found.groups()
+            return int(digits) * (bare if not unit and not byte else _UNITS[unit])
     raise ConfigError(f'{label}={value!r} must be a number of bytes, or a size such as "256m" or "2g"')

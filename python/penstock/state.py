@@ -25,10 +25,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import index
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock._storage import OWN_FOLDER, Storage, below, open_storage, shown
 from penstock._values import Values, most_text
 from penstock.errors import ConfigError, StateError, StorageError
@@ -433,25 +432,17 @@ def _contents(found: _Listed) -> _Checkpoint:
 
 def _number(batch: SupportsIndex) -> int:
     """The number of a batch: an int, of numpy's as well."""
-    number = _whole(batch)
+    number = whole(batch)
     if number is None:
         raise ConfigError(f"batch={batch!r}: the number of a batch is an int, or None for the newest")
     return number
 
 
 def _checked_limit(limit: SupportsIndex | None) -> int | None:
-    number = None if limit is None else _whole(limit)
-    if limit is not None and (number is None or number < 1):
+    number = None if limit is None else whole(limit, 1)
+    if limit is not None and number is None:
         raise ConfigError(f"limit={limit!r}: give a number of rows, 1 or more, or None for all")
     return number
-
-
-def _whole(value: SupportsIndex) -> int | None:
-    """An int, of numpy's as well; None for anything else."""
-    try:
-        return None if isinstance(value, bool) else index(value)
-    except TypeError:
-        return None
 
 
 def _rows(

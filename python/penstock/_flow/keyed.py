@@ -11,7 +11,7 @@ from penstock._aggregates import Aggregate, count
 from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase, side_step
 from penstock._flow.text import columns_of, encode, function_name, missing, names_of, one_of
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock._schema import to_arrow
 from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError, SchemaError
@@ -462,7 +462,8 @@ class KeyedSteps(FlowBase):
         ('window_start', 'window_end', 'auction', 'price', 'ts')
         """
         self._stateless_only("top")
-        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_RANKS:
+        ranks = whole(n, 1, _MOST_RANKS)
+        if ranks is None:
             raise ConfigError(f"top({n!r}): the number of ranks must be an int from 1 to {_MOST_RANKS}")
         yes_or_no(descending, "top descending")
         self._no_sessions("top")
@@ -485,7 +486,7 @@ class KeyedSteps(FlowBase):
         if self._keys is not None:
             raise PlanError(f"top does not use key_by({', '.join(self._keys)}); name the groups with per=")
         named = self._named("top", "top", name)
-        step = {"op": "top", "n": n, "by": by, "descending": descending, "per": group, **named}
+        step = {"op": "top", "n": ranks, "by": by, "descending": descending, "per": group, **named}
         shape = self._shape if self._window is None else None
         return self._with(step, columns, shape=shape)
 

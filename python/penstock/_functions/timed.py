@@ -40,6 +40,7 @@ import pyarrow as pa
 from penstock._functions.loop import BrokenOff
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
+from penstock._options import whole
 from penstock._sides import Side, apart
 
 __all__ = ["TimedBin", "TimedCall"]
@@ -65,9 +66,10 @@ def to_us(value: Any) -> int:
     if isinstance(value, datetime.datetime) and value == value:  # unlike pandas' NaT
         epoch = _EPOCH if value.tzinfo is None else _EPOCH_UTC
         return (value - epoch) // _TICK
-    if isinstance(value, bool) or not isinstance(value, int):
+    milliseconds = whole(value)
+    if milliseconds is None:
         raise TypeError(f"{short(value)} is no time: give milliseconds since 1970, or a datetime")
-    return value * 1_000
+    return milliseconds * 1_000
 
 
 class TimedBin(BinState):

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import whole
 from penstock.dataflow._threads import require_program, run_workers
 from penstock.dataflow._worker import Worker
 from penstock.errors import ConfigError
@@ -103,9 +104,10 @@ def execute(
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+    count = whole(value, least, _MOST)
+    if count is None:
         raise ConfigError(f"{name} must be an int from {least} to {_MOST}, got {value!r}")
-    return value
+    return count
 
 
 def default_workers(processes: int = 1) -> int:

@@ -31,6 +31,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock._options import whole
 from penstock.dataflow._functions import failed, keys_of, name_of, refused_key
 from penstock.dataflow._handles import Probe
 from penstock.dataflow._operator import Capability, Frontiers, Input, Output, wrap
@@ -81,12 +82,13 @@ class Bin:
         --------
         See `Stream.stateful_unary`.
         """
-        if isinstance(time, bool) or not isinstance(time, int) or time < self._now:
+        due = whole(time, self._now)
+        if due is None:
             raise TimeError(
                 f"a record cannot be post-dated from time {self._now} to {time!r}, which is not at or after it"
             )
         self._count += 1
-        heapq.heappush(self._due, (time, self._count, record))
+        heapq.heappush(self._due, (due, self._count, record))
 
     def _least(self) -> int | None:
         return self._due[0][0] if self._due else None
@@ -120,9 +122,10 @@ def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: i
         return f"{command!r:.80} of worker {giver}"
 
     def worker(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < peers:
+        index = whole(value, 0, peers - 1)
+        if index is None:
             raise ConfigError(f"{step}: there is no worker {value!r}, only 0 to {peers - 1}")
-        return value
+        return index
 
     for at, (giver, command) in enumerate(acting):
         if isinstance(command, list):
@@ -135,9 +138,10 @@ def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: i
                 )
             made = [worker(one) for one in command]
         elif isinstance(command, tuple) and len(command) == 2:
-            bin, to = command
-            if isinstance(bin, bool) or not isinstance(bin, int) or not 0 <= bin < len(made):
-                raise ConfigError(f"{step}: there is no bin {bin!r}, only 0 to {len(made) - 1}")
+            named, to = command
+            bin = whole(named, 0, len(made) - 1)
+            if bin is None:
+                raise ConfigError(f"{step}: there is no bin {named!r}, only 0 to {len(made) - 1}")
             if bin in moved:
                 raise ConfigError(
                     f"{step}: bin {bin} is moved twice at time {time}: {told(*moved[bin])}, and {told(giver, command)};"
@@ -403,7 +407,8 @@ def _routing(
     bins: dict[int, Any] | None,
 ) -> tuple[_Router, Any]:
     scope = streams[0].scope
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= _MOST_BITS:
+    depth = whole(bits, 0, _MOST_BITS)
+    if depth is None:
         raise ConfigError(
             f"{step}: bits={bits!r} must be an int from 0 to {_MOST_BITS}: keys are cut into 2 ** bits bins"
         )
@@ -416,7 +421,7 @@ def _routing(
         raise GraphError(
             f"{step}: bins belong to workers that stay, and this run lets them join and leave; execute without join="
         )
-    router = _Router(step, len(streams), keys, bits, (native.index, native.peers), bins)
+    router = _Router(step, len(streams), keys, depth, (native.index, native.peers), bins)
     index = native.index
     told = None if control is None else control.map_blocks(lambda block: [(index, command) for command in block])
     inputs = [*streams, *([] if told is None else [told.broadcast()])]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import whole
 from penstock.dataflow._coordination import Barrier, Sequencer
 from penstock.dataflow._scope import Scope
 from penstock.errors import ConfigError, DataflowError
@@ -97,11 +98,12 @@ class Worker:
         ConfigError
             When more would join than allowed, or `count` is below 1.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        more = whole(count, 1)
+        if more is None:
             raise ConfigError(f"count must be an int of at least 1, got {count!r}")
         if self._admit is None:
             raise ConfigError(f"{count} more workers may not join: call execute(..., join={count}) or more")
-        self._admit(count)
+        self._admit(more)
 
     def leave(self) -> None:
         """Leave the run: work off what has come, give up the inputs, and say goodbye. The others go on.

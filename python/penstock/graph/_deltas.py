@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import pyarrow as pa
 
 from penstock._coroutines import require_done, require_plain
+from penstock._options import whole
 from penstock._resume import Given
 from penstock.errors import ConfigError, PatternError, SchemaError, StateError
 from penstock.graph._edges import Edges, Ids, Source, check_columns, is_spark, sources
-from penstock.graph._options import pattern_text, whole
+from penstock.graph._options import counted, pattern_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -169,7 +170,7 @@ class Deltas:
         >>> deltas.changes().to_table().num_rows
         2
         """
-        whole("batch_rows", batch_rows, 1 << 24)
+        counted("batch_rows", batch_rows, 1 << 24)
         return Changes((self._handle.changes(batch_rows), True), self.schema)
 
     def stream(
@@ -212,7 +213,7 @@ class Deltas:
         StateError
             When the edges, as they are read, feed this object. Other threads wait until an epoch has been fed.
         """
-        whole("batch_rows", batch_rows, 1 << 24)
+        counted("batch_rows", batch_rows, 1 << 24)
         for edges in (added, removed):
             if edges is not None and not isinstance(edges, Mapping):
                 raise ConfigError(f"edges that come or go are a dict of name to edges, not {type(edges).__name__}")
@@ -298,9 +299,10 @@ class Deltas:
         noted: Iterable[_Noted],
         batch_rows: int,
     ) -> Changes:
-        if epoch is not None and (isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 63):
+        number = None if epoch is None else whole(epoch, 0, (1 << 63) - 1)
+        if epoch is not None and number is None:
             raise ConfigError(f"epoch={epoch!r} must be an int of 0 to 2**63 - 1, such as Spark's batch id")
-        return Changes(self._handle.feed(epoch, source, relations, noted, batch_rows), self.schema)
+        return Changes(self._handle.feed(number, source, relations, noted, batch_rows), self.schema)
 
     def _noted(self, relations: Mapping[str, Edges | DataFrame], times: int) -> Iterator[_Noted]:
         _, opened = sources(

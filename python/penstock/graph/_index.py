@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from penstock._options import whole
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, Ids, sources
 from penstock.graph._matches import Counted, Matches
-from penstock.graph._options import Options, Progress, pattern_text, variables, whole
+from penstock.graph._options import Options, Progress, counted, pattern_text, variables
 
 __all__ = ["Index", "Shape", "Unit"]
 
@@ -128,11 +129,12 @@ class Index:
         from penstock import _native
 
         _check(relations, shape)
-        if isinstance(memory, bool) or not isinstance(memory, int) or not 1 << 20 <= memory <= 1 << 50:
+        budget = whole(memory, 1 << 20, 1 << 50)
+        if budget is None:
             raise ConfigError(f"memory={memory!r} must be an int of {1 << 20} to {1 << 50} bytes")
         kind, opened = sources(relations, columns, ids)
         file = Path(path)
-        builder = _native.GraphFileBuilder(kind, file.absolute().parent, memory)
+        builder = _native.GraphFileBuilder(kind, file.absolute().parent, budget)
         for source in opened:
             builder.relation(source.name, self_loops)
         for source in opened:
@@ -219,7 +221,7 @@ class Index:
         PatternError, ConfigError
             For a pattern or an order that cannot be used, and for `parts` below 1.
         """
-        return list(self._handle.units(pattern_text(pattern), whole("parts", parts), variables(order)))
+        return list(self._handle.units(pattern_text(pattern), counted("parts", parts), variables(order)))
 
     def match(
         self,

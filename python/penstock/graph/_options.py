@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from penstock import _cpus
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock.errors import ConfigError
 
-__all__ = ["MOST", "Options", "Progress", "node_ids", "pattern_text", "variables", "whole"]
+__all__ = ["MOST", "Options", "Progress", "counted", "node_ids", "pattern_text", "variables"]
 
 #: Gets how many values of the first attribute are behind, and how many there are.
 Progress = Callable[[int, int], None]
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 MOST = 2**31 - 1
 
 
-def whole(name: str, value: object, most: int = MOST) -> int:
+def counted(name: str, value: object, most: int = MOST) -> int:
     """Return a number of at least 1, or refuse it by its name.
 
     Raises
@@ -28,14 +28,15 @@ def whole(name: str, value: object, most: int = MOST) -> int:
 
     Examples
     --------
-    >>> whole("batches", 0)
+    >>> counted("batches", 0)
     Traceback (most recent call last):
     ...
     penstock.errors.ConfigError: batches=0 must be an int of 1 to 2147483647
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    count = whole(value, 1, most)
+    if count is None:
         raise ConfigError(f"{name}={value!r} must be an int of 1 to {most}")
-    return value
+    return count
 
 
 def pattern_text(pattern: object) -> str:
@@ -106,10 +107,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.workers is not None:
-            whole("workers", self.workers, 4096)
-        whole("batches", self.batches)
-        whole("batch_size", self.batch_size)
-        whole("batch_rows", self.batch_rows, 1 << 24)
+            counted("workers", self.workers, 4096)
+        counted("batches", self.batches)
+        counted("batch_size", self.batch_size)
+        counted("batch_rows", self.batch_rows, 1 << 24)
         yes_or_no(self.in_order, "in_order")
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock.errors import ConfigError, PatternError
 from penstock.graph._edges import Edges, is_spark
 from penstock.graph._index import Index
@@ -99,9 +99,10 @@ def clique(size: int) -> tuple[str, list[str]]:
     """
     from penstock import _native
 
-    if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= 16:
+    nodes = whole(size, 2, 16)
+    if nodes is None:
         raise ConfigError(f"size={size!r} must be an int of 2 to 16: the nodes of a clique")
-    text, order = _native.graph_clique(RELATION, size)
+    text, order = _native.graph_clique(RELATION, nodes)
     return text, list(order)
 
 

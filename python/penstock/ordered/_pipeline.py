@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import index
 from typing import Any, TypeVar
 
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import whole
 from penstock.errors import ConfigError
 from penstock.ordered._driver import Driver
 from penstock.ordered._iterator import OrderedIterator
@@ -45,11 +45,8 @@ def default_workers() -> int:
 
 
 def _number(value: Any, name: str, what: str, most: int) -> int:
-    try:
-        number = 0 if isinstance(value, bool) else index(value)
-    except TypeError:
-        number = 0
-    if not 1 <= number <= most:
+    number = whole(value, 1, most)
+    if number is None:
         raise ConfigError(f"{name} must be {what} from 1 to {most}, got {value!r}")
     return number
 

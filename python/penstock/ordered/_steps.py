@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock._coroutines import require_plain
-from penstock._options import yes_or_no
+from penstock._options import whole, yes_or_no
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ def partitioned(
     >>> list(ordered.Pipeline([count]).run(["a", "b", "a"]))
     [('a', 1), ('b', 1), ('a', 2)]
     """
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or not 1 <= partitions <= 65_536:
+    parts = whole(partitions, 1, 65_536)
+    if parts is None:
         raise ConfigError(f"partitioned: partitions must be a number from 1 to 65536, got {partitions!r}")
     by: Any = key
     if isinstance(key, str):
@@ -245,7 +246,7 @@ def partitioned(
         columns=None if columns is None else names,
         batches=batches,
         schema=_schema(schema, "partitioned schema"),
-        partitions=partitions,
+        partitions=parts,
     )
 
 

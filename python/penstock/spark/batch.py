@@ -34,6 +34,7 @@ import pyarrow.compute as pc
 from penstock._beside import say_dropped
 from penstock._flow.graph import sources_of
 from penstock._functions.inline import drive, needed_times
+from penstock._options import whole
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ConfigError
 from penstock.spark._session.guard import require_flow
@@ -289,6 +290,7 @@ def _shuffle(df: DataFrame, count: int) -> DataFrame:
 def _partitions(df: DataFrame, partitions: int | None) -> int:
     if partitions is None:
         return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
-    if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
+    count = whole(partitions, 1)
+    if count is None:
         raise ConfigError(f"partitions={partitions!r} must be an int of at least 1")
-    return partitions
+    return count

@@ -35,8 +35,8 @@ from penstock._figures import (
     scope_stats,
     to_table,
 )
-from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance, whole
-from penstock._options import yes_or_no
+from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
+from penstock._options import whole, yes_or_no
 from penstock._parts import Bins, Parts
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage, shown
@@ -192,8 +192,8 @@ class Engine:
             ("slice_rows", slice_rows, 1, 1 << 30),
             ("keep", keep, 1, 1 << 20),
         ):
-            count = whole(value)
-            if count is None or not least <= count <= most:
+            count = whole(value, least, most)
+            if count is None:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
             counts[label] = count
         _require_text("name", name)
@@ -1003,8 +1003,8 @@ class Engine:
         """
         self._require_open()
         most = 1 << 12
-        count = whole(workers)
-        if count is None or not -1 < count <= most:
+        count = whole(workers, 0, most)
+        if count is None:
             raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {most}")
         assert self._rescales is not None
         free, setting = free_slots(self._spark.sparkContext, count - self.workers)

@@ -27,6 +27,7 @@ import pyarrow as pa
 from penstock._coroutines import require_plain
 from penstock._durations import Timeout, parse_timeout
 from penstock._functions.calls import user_error
+from penstock._options import whole
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
 from penstock.spark._session.guard import require_classic
@@ -130,7 +131,8 @@ def gang(
             f"gang needs a function of a worker and an iterator of batches, not a {type(program).__name__}"
         )
     require_plain(program, "the program", takes="worker, batches")
-    if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
+    number = whole(tasks, 1)
+    if number is None:
         raise ConfigError(f"tasks={tasks!r} must be an int of at least 1")
     seconds = parse_timeout(timeout)
     secret = Secret.random(tls)
@@ -142,16 +144,16 @@ def gang(
     takes = spark_types(to_arrow(df.schema, "the DataFrame")) if df.columns else _no_columns()
     _require_barrier(df)
     sc = df.sparkSession.sparkContext
-    require_gang(capacity(sc), tasks, held_slots(sc))
+    require_gang(capacity(sc), number, held_slots(sc))
     pickled = functions.dump(program, _WHAT)
-    task = GangTask(pickled, tasks, takes, output, secret.mesh(), uuid.uuid4().hex, seconds)
+    task = GangTask(pickled, number, takes, output, secret.mesh(), uuid.uuid4().hex, seconds)
     from pyspark.sql.functions import count, lit
 
     # Spark gives nothing for a repartition of what it knows to be empty, and each task runs all the same here; it does
     # not look through an observation.
     seen = by_place(df).observe(f"penstock gang {uuid.uuid4().hex}", count(lit(1)).alias("rows"))
-    spread = seen.repartition(tasks)
-    return spread.mapInArrow(task, to_ddl(output), barrier=True).repartition(tasks)
+    spread = seen.repartition(number)
+    return spread.mapInArrow(task, to_ddl(output), barrier=True).repartition(number)
 
 
 def _no_columns() -> pa.Schema:

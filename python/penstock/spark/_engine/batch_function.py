@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._migration import whole
+from penstock._options import whole
 from penstock._storage import OWN_FOLDER, Storage, open_storage
 from penstock.errors import ConfigError, EngineError
 from penstock.spark._engine.program import Program
@@ -64,8 +64,8 @@ def parse_batch_id(batch_id: object) -> int:
     >>> parse_batch_id(7)
     7
     """
-    number = whole(batch_id)
-    if number is None or not 0 <= number < 1 << 63:
+    number = whole(batch_id, 0, (1 << 63) - 1)
+    if number is None:
         raise ConfigError(f"batch_id={batch_id!r}: the number of a batch is an int of at least 0")
     return number
 
