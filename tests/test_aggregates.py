@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import math
 import random
 import statistics
@@ -174,6 +175,51 @@ def test_every_nan_is_above_all_numbers() -> None:
         [row] = flow.collect(table).to_pylist()
         assert math.isnan(row["most"]) and math.isnan(row["over"]), kind
         assert (row["least"], row["under"]) == (1.0, 1.0), kind
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s"), pk.sliding("4s", "1s"), pk.session("1s")], ids=str)
+def test_a_mean_of_decimals_holds_where_their_sum_does_not(window: pk.Window | None, workers: int) -> None:
+    most = decimal.Decimal(9 * 10**37)
+    for kind, unit in ((pa.decimal128(38, 0), 1), (pa.decimal128(38, 2), 100)):
+        n = 1_000
+        table = pa.table({"k": [1] * n, "ts": [0] * n, "x": pa.array([most / unit] * n, kind)})
+        keyed = pk.Flow(table.schema, event_time="ts").key_by("k")
+        cut = keyed if window is None else keyed.window(window)
+        means = cut.agg(m=pk.mean("x")).collect(table, workers).to_pylist()
+        assert means and all(row["m"] == pytest.approx(9e37 / unit, rel=1e-15) for row in means)
+
+
+def test_the_error_of_a_sum_of_decimals_does_not_say_to_do_what_is_done() -> None:
+    for scale, says in (
+        (0, "make the column double before"),
+        (2, "give the column a smaller scale, or make it double"),
+    ):
+        kind = pa.decimal128(38, scale)
+        most = decimal.Decimal(9 * 10**37).scaleb(-scale)
+        table = pa.table({"k": [1, 1], "x": pa.array([most, most], kind)})
+        flow = pk.Flow(table.schema).key_by("k").agg(m=pk.sum("x"))
+        with pytest.raises(SchemaError, match=rf"the sum in column 'm' overflows decimal\(38,{scale}\); {says}"):
+            flow.collect(table)
+
+
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s"), pk.sliding("2s", "1s"), pk.session("1s")], ids=str)
+@pytest.mark.parametrize("batch_rows", [7, 5_000])
+def test_quantiles_of_many_buckets_are_those_of_plain_python(window: pk.Window | None, batch_rows: int) -> None:
+    dice = random.Random(7)
+    values = [dice.choice((-1, 1)) * 10 ** dice.uniform(-300, 300) for _ in range(5_000)]
+    table = pa.table({"k": [n % 3 for n in range(5_000)], "ts": [0] * 5_000, "x": values})
+    keyed = pk.Flow(table.schema, event_time="ts").key_by("k")
+    cut = keyed if window is None else keyed.window(window)
+    for row in cut.agg(q=pk.approx_quantile("x", 0.3, error=1e-5)).collect(table, batch_rows=batch_rows).to_pylist():
+        mine = sorted(values[row["k"] :: 3])
+        assert row["q"] == pytest.approx(mine[math.ceil(len(mine) * 0.3) - 1], rel=1e-5)
+
+
+def test_gaps_of_sessions_out_of_range_say_at_which_end() -> None:
+    keyed = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    with pytest.raises(PlanError, match="is longer than the range of event times"):
+        keyed.window(pk.session("30000000d")).agg(n=pk.count()).explain()
 
 
 def test_what_is_wrong_is_told() -> None:

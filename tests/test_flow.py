@@ -22,7 +22,8 @@ import pytest
 import penstock as pk
 from penstock._flow import builder
 from penstock._functions.inline import needed_times
-from penstock.errors import ConfigError, PlanError, SchemaError
+from penstock._functions.state import BinState
+from penstock.errors import ConfigError, PlanError, SchemaError, UserFunctionError
 
 BIDS = "auction bigint, price bigint, ts timestamp"
 
@@ -494,6 +495,63 @@ def test_keys_that_python_does_not_tell_apart_are_refused() -> None:
         pk.Flow(pa.schema([("k", pa.timestamp("us", zone))])).key_by("k").stateful_map(
             running, schema="n int"
         ).explain()
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("zeros", [(-0.0, 0.0), (0.0, -0.0), (-0.0, -0.0)], ids=str)
+@pytest.mark.parametrize("keys", [("k",), ("k", "a")], ids=",".join)
+def test_functions_get_one_zero_as_a_key_whichever_came_first(
+    keys: tuple[str, ...], zeros: tuple[float, float], kind: pa.DataType
+) -> None:
+    schema = pa.schema([("k", kind), ("a", pa.int64()), ("ts", pa.int64())])
+    rows = pa.table({"k": pa.array(zeros, kind), "a": [1, 1], "ts": [0, 1]}, schema)
+    flow = pk.Flow(schema, event_time="ts").key_by(*keys)
+    told: list[str] = []
+    given: list[str] = []
+
+    def step(state: Any, k: float, a: int, ts: int) -> Any:
+        given.append(str(k))
+        return (state or 0) + 1, None, (5, None) if ts else None
+
+    def plain_step(state: Any, k: float, a: int, ts: int) -> Any:
+        given.append(str(k))
+        if state:
+            raise ValueError("twice")
+        return 1, None
+
+    def on_timer(state: Any, time: int, value: None, k: float, *a: int) -> Any:
+        told.append(str(k))
+        return state, None
+
+    def at_end(state: Any, k: float, *a: int) -> Any:
+        told.append(str(k))
+        assert state == 2
+
+    def group(key: Any, frames: Any, state: Any) -> Any:
+        told.append(str(key[0]))
+        assert type(key[0]) is kind.to_pandas_dtype()
+        given.extend(map(str, next(frames)["k"]))
+        return ()
+
+    flow.stateful_map(step, schema="n bigint", on_timer=on_timer, at_end=at_end).collect(rows)
+    flow.apply_in_pandas_with_state(group, "n bigint", "n bigint", "update", "NoTimeout").collect(rows)
+    assert told == ["0.0"] * 3
+    with pytest.raises(UserFunctionError, match=f"k={zeros[1]}") as failed:
+        flow.stateful_map(plain_step, schema="n bigint").collect(rows)
+    assert str(failed.value.key if len(keys) == 1 else failed.value.key[0]) == "0.0"
+    assert given == [str(zero) for zero in zeros] * 3, "rows are as they are"
+
+
+def test_state_written_before_has_one_zero() -> None:
+    bin = BinState()
+    bin.states.update({-0.0: 1, (-0.0, "a"): 2})
+    absorbed, restored = BinState(), BinState()
+    for chunk in bin.encode():
+        absorbed.absorb(chunk)
+    for part in bin.changes():
+        restored.restore((name, body) for _, name, body in part)
+    for read in (absorbed, restored):
+        assert list(map(str, read.states)) == ["0.0", "(0.0, 'a')"]
 
 
 def test_values_that_python_does_not_hold_are_told_with_their_column() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -164,7 +164,7 @@ def test_equals_the_model_while_bins_move(
     model, told = Model(ttl_time), Epochs(epochs)
     expected = [row for epoch in told.epochs for row in model.epoch(*epoch)]
     expected += model.epoch([], None, told.epochs[-1][2], ended=True)
-    plan, calls = flow_of(ttl_time).to_plan()
+    plan, calls = flow_of(ttl_time).to_plan(streaming=True)
     out: list[Any] = []
     with _native.LocalRun(plan, calls, workers=workers, bits=2) as run:
         for number, (rows, _, clock) in enumerate(told.epochs):
@@ -183,7 +183,7 @@ class Held:
     """Two bins of one worker, and what their epochs have recorded."""
 
     def __init__(self, ttl_time: str | None) -> None:
-        _, calls = flow_of(ttl_time).to_plan()
+        _, calls = flow_of(ttl_time).to_plan(streaming=True)
         self.call: Any = bind(calls[0])
         self.bins = [TimedBin(), TimedBin()]
         self.records: list[list[list[tuple[bytes, bytes | None]]]] = [[], []]
@@ -284,14 +284,14 @@ def test_is_undone_moved_recorded_and_restored(
     assert held.call.end_epoch(held.bins, END_US, END_US, 9_999) == []
 
 
-def test_rows_that_wait_move_with_the_nan_that_rows_bring() -> None:
+def test_rows_that_wait_move_with_the_nan_and_the_zero_that_rows_bring() -> None:
     bin = TimedBin()
-    bin.waiting = [([(math.nan, 1), (2.0, 1)], [[5, 6]])]
+    bin.waiting = [([(math.nan, 1), (-0.0, 1)], [[5, 6]])]
     moved = TimedBin()
     for chunk in bin.encode():
         moved.absorb(chunk)
     [(keys, values)] = moved.waiting
-    assert keys[0][0] is math.nan and keys[1] == (2.0, 1) and values == [[5, 6]]
+    assert keys[0][0] is math.nan and str(keys[1]) == "(0.0, 1)" and values == [[5, 6]]
 
 
 def test_one_epoch_is_one_epoch_on_every_host() -> None:
@@ -461,6 +461,8 @@ def failing(state: Any, time: int, value: Any, k: int) -> Any:
         ((5, "v"), early, r"ValueError: a timer at 5 set one before, at 4 .*test_timed.py"),
         ((5, "v"), failing, r"ValueError: no .*test_timed.py:\d+\)\n  row: k=1"),
         ((5,), plain, r"\(5,\) is no timer: give \(time, value\)"),
+        (5, plain, r"TypeError: 5 is no timer: give \(time, value\), or a list of them"),
+        ({6: "v"}, plain, r"TypeError: \{6: 'v'\} is no timer: give \(time, value\), or a list of them"),
         ([3], plain, "3 is no timer"),
         (("5", 1), plain, "'5' is no time: give milliseconds since 1970, or a datetime"),
         ((pd.NaT, 1), plain, "NaT is no time"),
@@ -476,6 +478,119 @@ def test_what_functions_do_wrong_is_told(later: Any, timer: Any, says: str) -> N
     made = flow.stateful_map(sets, schema="k bigint", on_timer=timer, at_end=None if timer else plain)
     with pytest.raises(UserFunctionError, match=says):
         made.collect(pa.table({"k": [1], "ts": [0]}))
+
+
+class Pair(NamedTuple):
+    """What a step may return, too."""
+
+    state: Any
+    out: Any
+
+
+@pytest.mark.parametrize("options", [{}, {"at_end": lambda state, k: None}, {"ttl": "1s"}], ids=["plain", "end", "ttl"])
+@pytest.mark.parametrize("make", [tuple, list, lambda pair: Pair(*pair)], ids=["tuple", "list", "named"])
+def test_a_step_may_return_any_pair_whatever_else_the_step_is_given(make: Any, options: dict[str, Any]) -> None:
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    made = flow.stateful_map(lambda state, k, ts: make([1, (k,)]), schema="k bigint", **options)
+    assert made.collect(pa.table({"k": [7], "ts": [0]})).to_pylist() == [{"k": 7}]
+
+
+def test_timers_may_be_named_tuples() -> None:
+    class Timer(NamedTuple):
+        time: int
+        value: str
+
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    for later in (Timer(5, "v"), [Timer(5, "v")]):
+        made = flow.stateful_map(
+            lambda state, k, ts, later=later: [1, None, later],
+            schema="k bigint, value string",
+            on_timer=lambda state, time, value, k: (None, (k, value)),
+        )
+        assert made.collect(pa.table({"k": [1], "ts": [0]})).to_pylist() == [{"k": 1, "value": "v"}]
+
+
+def test_what_a_step_is_to_return_is_told_by_what_it_may_set() -> None:
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    two = r"\(state, out\)"
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (5, {"on_timer": plain}, rf"returned 5; it must be {two} or \(state, out, later\) .*returns {two} or .*later"),
+        (5, {"at_end": plain}, rf"returned 5; it must be {two} .*returns {two}$"),
+        ((1, None, (5, "v")), {}, rf"returned more than {two}; a third value, .*, needs on_timer= .*row: k=1.*{two}$"),
+        ((1, None, (5, "v")), {"at_end": plain}, r"sets \(5, 'v'\) for later, and the step has no on_timer"),
+    ]
+    for result, options, says in cases:
+        made = flow.stateful_map(lambda state, k, ts, result=result: result, schema="k bigint", **options)
+        with pytest.raises(UserFunctionError, match=f"(?s){says}"):
+            made.collect(pa.table({"k": [1], "ts": [0]}))
+
+
+def test_a_value_error_of_the_step_itself_is_told_as_it_is() -> None:
+    def step(state: Any, k: int) -> Any:
+        one, two = (1, 2, 3)
+        return one, two
+
+    made = pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint")
+    with pytest.raises(UserFunctionError, match=r"ValueError: too many values to unpack .*test_timed.py") as failed:
+        made.collect(pa.table({"k": [1]}))
+    assert "on_timer" not in str(failed.value)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_ttl_time_without_a_ttl_loses_no_rows(streaming: bool) -> None:
+    keyed = pk.Flow("k bigint").key_by("k")
+    flow = keyed.stateful_map(
+        lambda state, k: ((state or 0) + 1, (k, "row")),
+        schema="k bigint, why string",
+        ttl_time="processing",
+        at_end=lambda state, k: (k, f"end {state}"),
+    )
+    with flow.run(pa.table({"k": [1, 1]}), streaming=streaming) as results:
+        rows = [tuple(row.values()) for batch in results for row in pa.record_batch(batch).to_pylist()]
+    assert rows == [(1, "row"), (1, "row"), (1, "end 2")]
+
+
+def test_where_there_is_no_clock_no_row_waits_for_one() -> None:
+    _, calls = flow_of("processing").to_plan(streaming=True)
+    waiting, ready = bind(calls[0] | {"clock": True}), bind(calls[0] | {"clock": False})
+    rows = [(k, ts, v) for k in range(5) for ts, v in ((0, 4), (None, 3), (90, 9), (30, 7))]
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    made = []
+    for call in (waiting, ready):
+        bin: Any = TimedBin()
+        out: list[Any] = call.apply([bin], [len(rows)], columns[0], columns)  # type: ignore[union-attr]
+        assert bool(out) == (not bin.waiting) == (call is ready)
+        made.append(out + call.end_epoch([bin], None, END_US, None))  # type: ignore[union-attr, operator]
+    assert made[0] == made[1]
+
+
+def test_rows_of_an_input_that_ends_do_not_wait_for_its_end() -> None:
+    seen: list[int] = []
+    early: list[int] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for k in range(64):
+            yield pa.record_batch({"k": [k]})
+        early.extend(seen)
+
+    def step(state: Any, k: int) -> Any:
+        seen.append(k)
+        return 1, (k,)
+
+    keyed = pk.Flow("k bigint").key_by("k")
+    flow = keyed.stateful_map(step, schema="k bigint", ttl="1h", ttl_time="processing")
+    with flow.run(batches(), batch_rows=1) as results:
+        assert sum(batch.num_rows for batch in map(pa.record_batch, results)) == 64
+    assert early, "with few batches in flight some are through when the last one is read"
+    clocks = [call["clock"] for streaming in (False, True) for call in flow.to_plan(streaming)[1]]
+    assert clocks == [False, True]
+
+
+def test_rows_that_wait_are_counted() -> None:
+    bin = TimedBin()
+    before = bin.bytes()
+    bin.waiting = [([1] * 1_000, [["a" * 1_000 + str(n) for n in range(1_000)]])]
+    assert bin.bytes() - before > 1_000_000
 
 
 def test_a_function_that_fails_leaves_the_bin_to_be_rolled_back() -> None:

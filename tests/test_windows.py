@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -222,3 +224,26 @@ def test_a_window_that_lost_its_end_is_refused_by_tops_of_windows() -> None:
         SchemaError, match=r"\(top\): column 'window_end' is null in row 0, and tops are of windows by it"
     ):
         tops.collect(table([(1, 0), (1, 1)]))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory of a process, as Linux tells it")
+@pytest.mark.parametrize("run", ["flow.run(rows)", "flow.map_in_arrow(per_partition=True)(iter(rows.to_batches()))"])
+def test_memory_does_not_grow_with_the_windows_that_close_together(run: str) -> None:
+    """In processes of their own: all windows of a table close when it ends, and come out while others are made."""
+    work = (
+        "import resource, sys\n"
+        "import numpy as np, pyarrow as pa, penstock as pk\n"
+        "rows = pa.table({'k': np.arange(100), 'ts': np.zeros(100, np.int64)})\n"
+        "windows = pk.sliding(f'{sys.argv[1]}ms', every='1ms')\n"
+        "flow = pk.Flow(rows.schema, event_time='ts').key_by('k').window(windows).agg(n=pk.count())\n"
+        f"print(sum(batch.num_rows for batch in {run}), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+
+    def peak(windows: int) -> int:
+        done = subprocess.run([sys.executable, "-c", work, str(windows)], check=True, capture_output=True)
+        rows, peak = done.stdout.split()
+        assert int(rows) == 100 * windows
+        return int(peak) << 10
+
+    # Held in memory they would be 32 bytes each.
+    assert peak(40_000) - peak(1_000) < 64 << 20

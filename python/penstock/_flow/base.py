@@ -234,6 +234,8 @@ class FlowBase:
         for step in steps:
             if step["op"] == "aggregate":
                 written.calls[step["call"]] = written.calls[step["call"]] | {"emit": step.get("emit", "final")}
+        # An input that ends is one epoch, without a clock: nothing is to wait for one there.
+        written.calls = [call | {"clock": streaming} if call["kind"] == "timed" else call for call in written.calls]
         plan = {"version": PLAN_VERSION, "sources": [_source(one) for one in written.sources], "steps": steps}
         return json.dumps(plan, separators=(",", ":")), written.calls
 

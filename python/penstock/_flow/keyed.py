@@ -94,7 +94,7 @@ class KeyedSteps(FlowBase):
         Returns
         -------
         Flow
-            To be followed by `agg` or `top`.
+            To be followed by `agg`, `aggregate`, `distinct` or `top`.
 
         Raises
         ------
@@ -562,6 +562,9 @@ class KeyedSteps(FlowBase):
         step. Behind another keyed step, rows that it puts out for different keys of its own
         come in no defined order: write a step there that does not depend on it.
 
+        `on_timer` and `at_end` get the key as `key_by` tells keys apart, so 0.0 for a float of -0.0, whichever came
+        first; `step` gets the values of its row.
+
         *Timers* are called at the end of the epoch whose watermark is behind them, so after its rows, for a key
         in the order of their times. They may set more, but none before themselves. One for a time that has
         passed is called at the end of this epoch. At the end of input all are called, until none is left: a
@@ -572,9 +575,9 @@ class KeyedSteps(FlowBase):
         without event time renews nothing. In processing time all rows of an epoch have one time, which the host
         gives it and which is the same when it is repeated or undone: the state is gone in the first epoch that is
         `ttl` or more behind the last one with a row or timer of the key. Rows wait there for the end of their
-        epoch, and in a batch job, which has no such time, nothing expires. Timers of a key stay when its state
-        expires. At the end of input no more states expire in event time; in processing time one that is `ttl` old
-        then has expired as in any epoch, and `at_end` does not hear of it.
+        epoch. A batch job has no such time: nothing waits for it there, and nothing expires. Timers of a key stay
+        when its state expires. At the end of input no more states expire in event time; in processing time one that
+        is `ttl` old then has expired as in any epoch, and `at_end` does not hear of it.
 
         All of it is state: it moves, is undone, and is in checkpoints, with what was forgotten. Neither costs a
         flow without it anything; with it a row costs one or two microseconds more, and a timer about ten.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
-from penstock._functions.loop import BrokenOff, row_loop
+from penstock._functions.loop import RETURNS, BrokenOff, returned_more, row_loop
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._functions.state import BinState
@@ -155,8 +155,10 @@ class StatefulCall:
         self.columns = list(columns)
         self.schema = schema
         self._stopped = stopped
-        #: Which value is the key.
-        self._key = self.columns.index(self.keys[0]) if len(self.keys) == 1 and self.keys[0] in self.columns else None
+        #: Which value is the key. A float is none: of the two zeros the step gets its own, and the key is 0.0.
+        alone = len(self.keys) == 1 and self.keys[0] in self.columns
+        floating = any(map(pa.types.is_floating, self.key_types))
+        self._key = self.columns.index(self.keys[0]) if alone and not floating else None
         self._pace = [1]
 
     def new_state(self) -> BinState:
@@ -205,6 +207,10 @@ class StatefulCall:
     def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
         if not isinstance(error, Exception):
             return error  # KeyboardInterrupt, SystemExit: not the function's fault
+        if returned_more(error):
+            error = TypeError(
+                f"the function returned more than {RETURNS}; a third value, what is to be called later, needs on_timer="
+            )
         row = dict(zip(self.columns, values, strict=False))
         return user_error(self.step, self.func, error, row, key if len(self.keys) != 1 else (key,), self.keys)
 
@@ -223,10 +229,11 @@ def user_error(
     key: tuple[Any, ...] = (),
     keys: Sequence[str] = (),
     note: str | None = None,
+    returns: str = RETURNS,
 ) -> UserFunctionError:
     """The `UserFunctionError` of an exception that `func` raised; the caller raises it from `error`.
 
-    `note` tells about the input in place of the row.
+    `note` tells about the input in place of the row; `returns` is what a step returns.
     """
     if isinstance(error, UserFunctionError):
         return error
@@ -238,7 +245,7 @@ def user_error(
     elif shown:
         message += "\n  row: " + ", ".join(f"{name}={short(value)}" for name, value in shown.items())
     if note is None and row is not None and not _frames(func, error):
-        message += "\n  the step is called as step(state, *values) and returns (state, out)"
+        message += f"\n  the step is called as step(state, *values) and returns {returns}"
     return UserFunctionError(
         message, step=step, file=file, line=line, row=row, key=key[0] if len(key) == 1 else key or None
     )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from penstock._views import plain
 
-__all__ = ["UNSERVED", "column_of", "each_served", "groupable"]
+__all__ = ["UNSERVED", "column_of", "each_served", "groupable", "one_zero"]
 
 _T = TypeVar("_T")
 #: What pyarrow and Python raise for types and values that they do not have.
@@ -45,9 +45,21 @@ def groupable(column: Any) -> Any:
     if kind == pa.float16():
         column = column.cast(pa.float32())
     if pa.types.is_floating(column.type):
-        zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
-        return pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+        return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), one_zero(column))
     return column
+
+
+def one_zero(column: Any) -> Any:
+    """A key column of its own type in which floats have the one zero of keys, which is 0.0.
+
+    Examples
+    --------
+    >>> one_zero(pa.array([-0.0, 1.5], pa.float16())).to_pylist(), one_zero(pa.array(["a"])).to_pylist()
+    ([0.0, 1.5], ['a'])
+    """
+    if column.type == pa.float16():  # which pyarrow does not add
+        return one_zero(column.cast(pa.float32())).cast(pa.float16())
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

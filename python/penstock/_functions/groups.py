@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
-from penstock._functions.columns import UNSERVED, column_of, each_served, groupable
+from penstock._functions.columns import UNSERVED, column_of, each_served, groupable, one_zero
 from penstock._functions.group_state import (
     EVENT_TIME,
     NO_TIMESTAMP,
@@ -272,7 +272,7 @@ class GroupStateCall:
         order, starts = served(lambda names: group_rows(table, names), self.keys)
         heads = served(lambda names: rows_at(table.select(names), order[starts]).combine_chunks(), self.keys)
         kept = served(lambda names: [groupable(heads.column(name)).to_pylist() for name in names], self.keys)
-        told = served(lambda names: [scalars(heads.column(name), zone) for name in names], self.keys)
+        told = served(lambda names: [scalars(one_zero(heads.column(name)), zone) for name in names], self.keys)
         cutter = served(lambda names: Cutter(rows_at(table.select(names), order), zone), table.schema.names)
         keys = (tuple(map(own_nan, key)) for key in zip(*kept, strict=True))
         return order, starts, list(zip(keys, zip(*told, strict=True), strict=True)), cutter

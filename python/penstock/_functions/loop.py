@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -24,7 +25,11 @@ from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
 
-__all__ = ["BrokenOff", "row_loop"]
+__all__ = ["RETURNS", "BrokenOff", "returned_more", "row_loop"]
+
+#: What a step returns.
+RETURNS: Final = "(state, out)"
+_CODE: Final = "<penstock row loop>"
 
 #: A chunk that took longer makes the next one a single row, seconds.
 _SLOW_S: Final = 0.02
@@ -128,9 +133,20 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
         "islice": itertools.islice,
     }
     # Not this file's name: tracebacks would show lines of it.
-    exec(compile(source, "<penstock row loop>", "exec"), scope)
+    exec(compile(source, _CODE, "exec"), scope)
     loop: Callable[..., None] = scope["loop"]
     return loop
+
+
+def returned_more(error: BaseException) -> bool:
+    """Whether an exception of a loop says that the step returned more than two values.
+
+    One that the step raised has frames below that of the loop. The loop looks at no value for it: which one it was is
+    not known any more.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    ours = bool(frames) and frames[-1][0].f_code.co_filename == _CODE
+    return ours and type(error) is ValueError and str(error).startswith("too many values to unpack")
 
 
 def _as_row(made: Any) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ import cloudpickle
 from penstock._functions.short import short
 from penstock.errors import StateError
 
-__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_nan"]
+__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_key", "own_nan"]
 
 #: First byte of every chunk of state.
 FORMAT: Final = 1
@@ -285,7 +285,7 @@ class BinState:
             raise StateError(f"a chunk of state of kind {chunk[1]} belongs to another step")
         try:
             keys, states = pickle.loads(chunk[2:])
-            taken = {own_nan(key): state for key, state in zip(keys, states, strict=True)}
+            taken = {own_key(key): state for key, state in zip(keys, states, strict=True)}
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
         self.states.update(taken)
@@ -328,6 +328,17 @@ def own_nan(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(own_nan, key))
     return math.nan if type(key) is float and key != key else key
+
+
+def own_key(key: Any) -> Any:
+    """The key as rows bring it here: with their NaN, and with the one zero, which is 0.0.
+
+    Examples
+    --------
+    >>> own_key((-0.0, "a"))
+    (0.0, 'a')
+    """
+    return own_nan(_one_zero(key))
 
 
 def _dump_key(key: Any) -> bytes:

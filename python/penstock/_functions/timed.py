@@ -6,7 +6,7 @@ Owns: `TimedBin`, the state of one bin with its timers; `TimedCall`, the call th
 Order of an epoch:
 
 1. rows in input order, each as it comes; where states expire by processing time at the end of the epoch, whose clock is
-   not known before, behind the states that are expired by it;
+   not known before, behind the states that are expired by it. In a run without a clock nothing waits for one;
 2. timers before the watermark that the epoch ends with: of a key in the order of their times, of equal times in that in
    which they were set; a call may set more, at its own time or later, and those before the watermark follow at once;
 3. states that are expired by that watermark are dropped;
@@ -30,6 +30,7 @@ import datetime
 import heapq
 import math
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -37,9 +38,9 @@ from typing import Any, Final
 import cloudpickle
 import pyarrow as pa
 
-from penstock._functions.loop import BrokenOff
+from penstock._functions.loop import RETURNS, BrokenOff
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
+from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
 from penstock._options import whole
 from penstock._sides import Side, apart
 
@@ -204,10 +205,19 @@ class TimedBin(BinState):
     def absorb(self, chunk: bytes) -> None:
         if chunk[:2] == bytes((FORMAT, _WAITING)):
             keys, values = pickle.loads(chunk[2:])
-            self.waiting.append(([own_nan(key) for key in keys], values))
+            self.waiting.append(([own_key(key) for key in keys], values))
             return
         super().absorb(chunk)
         self._index()
+
+    def bytes(self) -> int:
+        """About how many bytes state and rows that wait take: of each part of the rows a sample."""
+        return super().bytes() + sum(_list_bytes(column) for keys, values in self.waiting for column in (keys, *values))
+
+
+def _list_bytes(values: list[Any]) -> int:
+    sampled = values[:16]
+    return sys.getsizeof(values) + sum(map(sys.getsizeof, sampled)) * len(values) // max(1, len(sampled))
 
 
 class TimedCall:
@@ -221,7 +231,7 @@ class TimedCall:
         Tells that the host is stopping.
     failed
         Makes the exception to raise of one that a function raised: that function, the exception, the row, the key's
-        names and the key.
+        names and the key, None, and what the step returns.
     refuse
         Makes the exception of rows that do not fit.
     """
@@ -244,7 +254,10 @@ class TimedCall:
         self._on_timer: Callable[..., Any] | None = call["on_timer"]
         self._at_end: Callable[..., Any] | None = call["at_end"]
         self._ttl_us: int | None = call["ttl_us"]
-        self._by_clock: bool = call["ttl_time"] == "processing"
+        self._by_clock: bool = call["ttl_us"] is not None and call["ttl_time"] == "processing"
+        #: Rows wait for the clock of their epoch. Where the host has none, as for an input that is one epoch, all would
+        #: wait until the end, and for nothing.
+        self._waits = self._by_clock and bool(call.get("clock", True))
         self._names: list[str] = list(call["columns"])
         #: What travels: the columns of the step, and behind them event time where states are as old as their rows.
         timed = call["ttl_us"] is not None and not self._by_clock
@@ -256,6 +269,8 @@ class TimedCall:
         if self._time_type is not None and not pa.types.is_integer(self._time_type):
             # A day less, for zones.
             self._least_us, self._most_us = to_us(datetime.datetime.min + _DAY), to_us(datetime.datetime.max - _DAY)
+        #: What the functions that set timers return.
+        self._returns = RETURNS if self._on_timer is None else f"{RETURNS} or (state, out, later)"
         self._stopped = stopped
         self._failed = failed
         self._refuse = refuse
@@ -279,7 +294,7 @@ class TimedCall:
             end = start + count
             mine, values = list(keys[start:end]), [list(column[start:end]) for column in columns]
             start = end
-            if self._by_clock:
+            if self._waits:
                 bin.waiting.append((mine, values))
             else:
                 began = time.perf_counter()
@@ -379,10 +394,8 @@ class TimedCall:
             state = used = None
         try:
             result = func(state, *arguments)
-            if type(result) is not tuple or len(result) not in (2, 3):
-                raise TypeError(
-                    f"the function returned {short(result)}; it must be (state, out) or (state, out, later)"
-                )
+            if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
+                raise TypeError(f"the function returned {short(result)}; it must be {self._returns}")
             new: list[tuple[int, Any]] = []
             if len(result) == 3:
                 new = self._later(result[2], least_us)
@@ -406,8 +419,9 @@ class TimedCall:
         if self._on_timer is None:
             raise TypeError(f"the function sets {short(later)} for later, and the step has no on_timer")
         found = []
-        for item in [later] if type(later) is tuple else later:
-            if type(item) is not tuple or len(item) != 2:
+        # What else can be looked through, such as the keys of a dict, is no list of timers.
+        for item in later if isinstance(later, list) else [later]:
+            if not isinstance(item, tuple) or len(item) != 2:
                 raise TypeError(f"{short(item)} is no timer: give (time, value), or a list of them")
             at_us = to_us(item[0])
             if not self._least_us <= at_us <= self._most_us:
@@ -450,4 +464,4 @@ class TimedCall:
         bin.taint()
         if not isinstance(error, Exception):
             return error
-        return self._failed(func, error, row, self._parts(key), self.keys)
+        return self._failed(func, error, row, self._parts(key), self.keys, None, self._returns)

@@ -5,13 +5,15 @@
 //! and merged as Chan et al. do, in the order of operations that Spark has.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_row::Rows;
 
 use crate::bytes::ByteColumn;
 use crate::column::Codes;
-use crate::gather::{histogram, registers, set};
+use crate::gather::histogram::{self, Fresh};
+use crate::gather::{registers, set};
 
 /// How an aggregate is stored; the byte is part of the state format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +23,10 @@ pub(crate) enum Kind {
     Int {
         unsigned: bool,
     },
-    Decimal,
+    /// Of a mean the sum goes on where it leaves 128 bits, see [`COARSE`].
+    Decimal {
+        mean: bool,
+    },
     Float,
     Code {
         greatest: bool,
@@ -51,7 +56,7 @@ impl Kind {
             Self::Valid => 2,
             Self::Int { unsigned: false } => 3,
             Self::Int { unsigned: true } => 4,
-            Self::Decimal => 5,
+            Self::Decimal { .. } => 5,
             Self::Float => 6,
             Self::Code { greatest: false } => 7,
             Self::Code { greatest: true } => 8,
@@ -72,7 +77,7 @@ impl Kind {
         match self {
             Self::Rows | Self::Valid => 1,
             Self::Float | Self::Code { .. } | Self::Bytes { .. } | Self::Registers(_) | Self::Histogram(_) => 2,
-            Self::Int { .. } | Self::Decimal | Self::Wide { .. } | Self::Moments | Self::Set { .. } => 3,
+            Self::Int { .. } | Self::Decimal { .. } | Self::Wide { .. } | Self::Moments | Self::Set { .. } => 3,
         }
     }
 
@@ -119,6 +124,8 @@ pub(crate) enum Input {
     Ordered(Rows, Option<NullBuffer>),
     /// Hashes of the values.
     Hashes(Vec<u64>, Option<NullBuffer>),
+    /// Buckets of the values, and those that are new to a table.
+    Buckets(Vec<i32>, Option<NullBuffer>, RefCell<Fresh>),
 }
 
 /// Byte values of a table. Those that were there at the last mark stay as they are, so that an undo finds what its rows name.
@@ -210,6 +217,41 @@ fn set_wide(words: &mut [u64], at: usize, value: i128) {
     words[at + 1] = (value as u128 >> 64) as u64;
 }
 
+/// Set in the number of values where the sum of a mean of decimals has left 128 bits: from there on it counts in units of 2^62, too large to
+/// leave them again, and far below what a double shows of values that make such a sum. The order of rows decides when, and so the last bits of
+/// the mean.
+const COARSE: u64 = 1 << 63;
+const COARSE_BITS: u32 = 62;
+
+/// Adds the sum of so many values, which may be coarse; says whether it had room.
+fn add_decimal(cell: &mut [u64], (more, seen): (i128, u64), mean: bool) -> bool {
+    let coarse = |n: u64| mean && n & COARSE != 0;
+    let (sum, n) = (wide(cell, 1), cell[0]);
+    let added = sum.checked_add(more).filter(|_| coarse(n) == coarse(seen));
+    if added.is_none() && !mean {
+        return false;
+    }
+    if mean {
+        let shifted = |sum: i128, n| if coarse(n) { sum } else { sum >> COARSE_BITS };
+        // Forged state may claim any number.
+        set_wide(cell, 1, added.unwrap_or_else(|| shifted(sum, n).saturating_add(shifted(more, seen))));
+        let coarse = if added.is_none() { COARSE } else { n & COARSE };
+        cell[0] = (n & !COARSE).saturating_add(seen & !COARSE).min(!COARSE) | coarse;
+    } else {
+        set_wide(cell, 1, added.unwrap_or(sum));
+        cell[0] = n.saturating_add(seen);
+    }
+    true
+}
+
+/// The sum behind a mean of decimals, which counts in their least units, and of how many values it is.
+pub(crate) fn decimals((n, sum): (u64, i128)) -> (f64, u64) {
+    match n & COARSE {
+        0 => (sum as f64, n),
+        _ => (sum as f64 * 2f64.powi(COARSE_BITS as i32), n & !COARSE),
+    }
+}
+
 /// Where an accumulator lies in the words of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
@@ -291,11 +333,8 @@ impl Place {
                 let sum = wide(cell, 1) + more;
                 set_wide(cell, 1, sum);
             }),
-            (Input::Decimal(values, nulls), Kind::Decimal) => each(self, nulls, rows, cells, |row, cell| {
-                let (sum, over) = wide(cell, 1).overflowing_add(values[row]);
-                wrapped |= over;
-                cell[0] += 1;
-                set_wide(cell, 1, sum);
+            (Input::Decimal(values, nulls), Kind::Decimal { mean }) => each(self, nulls, rows, cells, |row, cell| {
+                wrapped |= !add_decimal(cell, (values[row], 1), mean);
             }),
             (Input::Decimal(values, nulls), Kind::Wide { greatest }) => each(self, nulls, rows, cells, |row, cell| {
                 if cell[0] == 0 || beats(&values[row], &wide(cell, 1), greatest) {
@@ -343,10 +382,16 @@ impl Place {
                 blobs.edit(&mut cell[1], |found| registers::insert(found, hashes[row], bits));
                 cell[0] += 1;
             }),
-            (Input::Float(values, nulls), Kind::Histogram(digits)) => each(self, nulls, rows, cells, |row, cell| {
-                blobs.edit(&mut cell[1], |found| histogram::insert(found, values[row], digits));
-                cell[0] += 1;
-            }),
+            (Input::Buckets(buckets, nulls, fresh), Kind::Histogram(_)) => {
+                let mut fresh = fresh.borrow_mut();
+                each(self, nulls, rows, cells, |row, cell| {
+                    if !blobs.edit(&mut cell[1], |found| histogram::count(found, buckets[row])) {
+                        fresh.push(cell[1], buckets[row], blobs);
+                    }
+                    cell[0] += 1;
+                });
+                fresh.pass(rows.len(), blobs);
+            }
             _ => unreachable!("input and accumulator are made by one kind"),
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
@@ -384,7 +429,11 @@ impl Place {
             }
             match self.kind {
                 Kind::Rows | Kind::Valid => {}
-                Kind::Int { .. } | Kind::Decimal => {
+                Kind::Decimal { mean } => {
+                    wrapped |= !add_decimal(&mut words[word..], (wide(other, from + 1), seen), mean);
+                    continue;
+                }
+                Kind::Int { .. } => {
                     let (sum, over) = wide(words, word + 1).overflowing_add(wide(other, from + 1));
                     wrapped |= over;
                     set_wide(words, word + 1, sum);
@@ -446,6 +495,15 @@ impl Place {
             words[word] = words[word].saturating_add(seen);
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
+    }
+}
+
+impl Input {
+    /// So many rows of one table are to be added in the next updates: what costs less for all of them waits for the last.
+    pub(crate) fn begin(&self, rows: usize) {
+        if let Self::Buckets(_, _, fresh) = self {
+            fresh.borrow_mut().begin(rows);
+        }
     }
 }
 

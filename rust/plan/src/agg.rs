@@ -2,13 +2,15 @@
 //!
 //! Nulls are skipped: `sum`, `min`, `max` and `mean` of no value are null; `count` without a column counts rows, with one its valid values.
 //! Integer sums are exact in 128 bits and checked when a value is emitted, so an overflow depends on the data alone, never on workers or
-//! arrival order. Float sums, variances and deviations follow arrival order in their last bits. Minima and maxima order floats totally, NaN above everything.
+//! arrival order. Float sums, variances and deviations follow arrival order in their last bits, as means of decimals do whose sum leaves 128 bits
+//! on its way: a sum of decimals is an error there. Minima and maxima order floats totally, NaN above everything.
 //!
 //! What is found *by* another column (`min_by`, `max_by`, and by event time `first` and `last`) is the least or greatest pair of both: among rows of one least
 //! value of the other column the least value, a null being less than all values, and for the greatest the greatest. So it does not depend on
 //! the order of rows, as Spark's does there. Rows in which the other column is null do not count; there -0.0 is 0.0 and all NaNs are one.
 //! Distinct values are those of keys: one zero, one NaN.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -20,7 +22,7 @@ use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_row::{RowConverter, SortField};
 use arrow_schema::{ArrowError, DataType};
 
-use crate::acc::{Input, Kind};
+use crate::acc::{Input, Kind, decimals};
 use crate::bytes::{ByteColumn, byte_array};
 use crate::column::{self, Codes, storable};
 use crate::ddl::ddl;
@@ -240,7 +242,9 @@ impl Aggregate {
                     Int8 | Int16 | Int32 | Int64 => (Kind::Int { unsigned: false }, Int64),
                     UInt8 | UInt16 | UInt32 | UInt64 => (Kind::Int { unsigned: true }, UInt64),
                     Float32 | Float64 => (Kind::Float, Float64),
-                    Decimal128(_, scale) => (Kind::Decimal, Decimal128(38, *scale)),
+                    Decimal128(_, scale) => {
+                        (Kind::Decimal { mean: function == Function::Mean }, Decimal128(38, *scale))
+                    }
                     _ => return Err("a sum or mean needs integers, floats or a 128-bit decimal"),
                 };
                 (kind, if function == Function::Mean { Float64 } else { sum })
@@ -369,7 +373,12 @@ impl Aggregator {
             return Ok(Input::Ordered(converter.convert_columns(&[by, column::one_nan(array)?])?, nulls));
         }
         Ok(match self.spec.kind {
-            Kind::Moments | Kind::Histogram(_) => Input::Float(numbers(array)?, nulls),
+            Kind::Moments => Input::Float(numbers(array)?, nulls),
+            Kind::Histogram(digits) => {
+                let numbers = numbers(array)?;
+                let buckets = numbers.iter().map(|&value| histogram::bucket_of(value, digits)).collect();
+                Input::Buckets(buckets, nulls, RefCell::default())
+            }
             Kind::Registers(_) => {
                 let array = column::plain(array)?;
                 let nulls = some(array.logical_nulls());
@@ -392,7 +401,7 @@ impl Aggregator {
             Kind::Rows => Input::Rows,
             Kind::Valid => Input::Valid(array.logical_nulls()),
             Kind::Int { .. } => Input::Int(column::codes(array).expect("integers have codes")),
-            Kind::Decimal | Kind::Wide { .. } => Input::Decimal(column::raw::<i128>(array), nulls),
+            Kind::Decimal { .. } | Kind::Wide { .. } => Input::Decimal(column::raw::<i128>(array), nulls),
             Kind::Float => Input::Float(floats(array), nulls),
             Kind::Bytes { .. } => match (&self.rows, ByteColumn::of(array)) {
                 (Some((converter, _)), _) => {
@@ -452,9 +461,10 @@ impl Aggregator {
         };
         if self.spec.function == Function::Mean {
             let means: Vec<f64> = match (self.spec.kind, &self.spec.input) {
-                (Kind::Decimal, Some(DataType::Decimal128(_, scale))) => {
+                (Kind::Decimal { .. }, Some(DataType::Decimal128(_, scale))) => {
                     let unit = 10f64.powi(i32::from(*scale));
-                    wide().zip(n()).map(|(sum, n)| sum as f64 / unit / n as f64).collect()
+                    let mean = |(sum, n)| sum / unit / n as f64;
+                    n().zip(wide()).map(|cell| mean(decimals(cell))).collect()
                 }
                 (Kind::Float, _) => value().zip(n()).map(|(sum, n)| f64::from_bits(sum) / n as f64).collect(),
                 _ => wide().zip(n()).map(|(sum, n)| sum as f64 / n as f64).collect(),
@@ -499,7 +509,7 @@ impl Aggregator {
                 let sums = wide().enumerate().map(|(at, sum)| u64::try_from(sum).map_err(|_| overflow(at)));
                 Arc::new(UInt64Array::new(sums.collect::<Result<_, _>>()?, nulls()))
             }
-            Kind::Decimal => {
+            Kind::Decimal { .. } => {
                 let limit = 10i128.pow(38);
                 if let Some(at) = wide().position(|sum| !(-limit < sum && sum < limit)) {
                     return Err(overflow(at));

@@ -290,13 +290,23 @@ pub enum PlanError {
     },
 }
 
+/// What has more room than sums of this type have.
+fn more_room(data_type: &str) -> &'static str {
+    match data_type.strip_prefix("decimal(38,").map(|scale| scale.trim().trim_end_matches(')').parse::<i8>()) {
+        None => "make the column decimal(38, 0) or double before",
+        Some(Ok(1..)) => "give the column a smaller scale, or make it double, before",
+        Some(_) => "make the column double before",
+    }
+}
+
 /// What data can get wrong while a plan runs.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
     /// The value of a sum does not fit its column's type.
     #[error(
-        "{step}: the sum in column '{column}'{} overflows {data_type}; make the column decimal(38, 0) or double before",
-        key.iter().map(|key| format!(" of {key}")).collect::<String>()
+        "{step}: the sum in column '{column}'{} overflows {data_type}; {}",
+        key.iter().map(|key| format!(" of {key}")).collect::<String>(),
+        more_room(data_type)
     )]
     Overflow {
         /// The step.

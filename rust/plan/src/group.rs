@@ -113,6 +113,7 @@ impl GroupBy {
             for part in group {
                 let table = panes_of(bins, part.bin)?.table_mut(part.pane);
                 let rows = rows.get(part.at.clone()).unwrap_or_default();
+                inputs.iter().for_each(|input| input.begin(part.at.len()));
                 let done = table.update(&self.shape, keys, inputs, &hashes[part.at.clone()], rows, &mut self.scratch);
                 done.map_err(|(at, _)| self.wrapped(at))?;
             }
@@ -127,6 +128,7 @@ impl GroupBy {
         (keys, inputs): (&Keys, &[Input]),
         (hashes, rows): (&[u64], &[u32]),
     ) -> Result<(), OpError> {
+        inputs.iter().for_each(|input| input.begin(hashes.len()));
         for start in (0..hashes.len()).step_by(TOUCHED) {
             let at = start..hashes.len().min(start + TOUCHED);
             std::hint::black_box(table.touch(&hashes[at.clone()]));
@@ -299,5 +301,123 @@ impl GroupBy {
         columns.extend(keys.iter().cloned().chain(aggregates));
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Float64Type;
+    use arrow_array::{Decimal128Array, Float64Array, Int64Array, UInt64Array};
+    use arrow_schema::{Field, Schema};
+
+    use super::*;
+    use crate::agg::Function;
+    use crate::gather::histogram;
+    use crate::op::BLOCK_ROWS;
+
+    /// One aggregate of a column, of all rows.
+    fn of_all(function: Function, column: &ArrayRef) -> (GroupBy, Table) {
+        let aggregate = Aggregate::resolve("made", function, Some((0, column.data_type())), None).unwrap();
+        let schema = Arc::new(Schema::new(vec![Field::new("made", aggregate.output.clone(), true)]));
+        let step = StepName::new(0, "agg");
+        let group_by = GroupBy::new(step, vec![], vec![], &[aggregate], schema, None, false).unwrap();
+        let table = Table::new(&group_by.shape);
+        (group_by, table)
+    }
+
+    fn add(group_by: &mut GroupBy, table: &mut Table, column: &ArrayRef) -> Result<(), OpError> {
+        let batch = RecordBatch::try_from_iter([("x", Arc::clone(column))]).unwrap();
+        let (keys, inputs) = group_by.prepare(&batch)?;
+        let rows: Vec<u32> = (0..column.len() as u32).collect();
+        let hashes = vec![crate::hash::hash_int(0); rows.len()];
+        group_by.add_to(table, (&keys, &inputs), (&hashes, &rows))
+    }
+
+    fn told(group_by: &mut GroupBy, table: &Table) -> Result<ArrayRef, OpError> {
+        let mut made = Vec::new();
+        let mut out = |output| made.push(output);
+        group_by.emit(0, table, table.taken(), &mut out)?;
+        group_by.flush(&mut out)?;
+        match &made[..] {
+            [Output::Rows(batch)] => Ok(batch.column(0).clone()),
+            _ => panic!("one block of one row"),
+        }
+    }
+
+    fn number(group_by: &mut GroupBy, table: &Table) -> f64 {
+        told(group_by, table).unwrap().as_primitive::<Float64Type>().value(0)
+    }
+
+    #[test]
+    fn buckets_that_are_new_move_the_others_a_few_times_not_once_each() {
+        let numbers = 300_000;
+        // All orders of magnitude, in no order: nearly all are buckets of their own.
+        let value = |number: u64| 10f64.powf((number * 7_919 % 600_011) as f64 / 1_000.0 - 300.0);
+        let values: Vec<f64> = (0..numbers).map(value).collect();
+        let function = Function::ApproxQuantile { q: 0.5, digits: histogram::MOST };
+        let column = |values: &[f64]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
+        let (mut group_by, mut table) = of_all(function, &column(&[]));
+        histogram::tests::entries_moved();
+        for block in values.chunks(BLOCK_ROWS) {
+            add(&mut group_by, &mut table, &column(block)).unwrap();
+        }
+        let moved = histogram::tests::entries_moved();
+        assert!(moved < 20 * values.len(), "{moved} entries moved for {} values", values.len());
+        let mut sorted = values;
+        sorted.sort_by(f64::total_cmp);
+        let (exact, found) = (sorted[sorted.len().div_ceil(2) - 1], number(&mut group_by, &table));
+        assert!((found - exact).abs() <= histogram::error_of(histogram::MOST) * exact, "{found} for {exact}");
+    }
+
+    fn decimals(values: &[i128], scale: i8) -> ArrayRef {
+        Arc::new(Decimal128Array::from(values.to_vec()).with_precision_and_scale(38, scale).unwrap())
+    }
+
+    #[test]
+    fn a_mean_of_decimals_goes_on_where_their_sum_leaves_128_bits() {
+        let is = |found: f64, exact: f64| assert!((found / exact - 1.0).abs() < 1e-15, "{found} for {exact}");
+        let most = 9 * 10_i128.pow(37);
+        let (mut group_by, mut table) = of_all(Function::Mean, &decimals(&[], 2));
+        let mut other = Table::new(&group_by.shape);
+        add(&mut group_by, &mut table, &decimals(&[most; 5], 2)).unwrap();
+        is(number(&mut group_by, &table), 9e35);
+        add(&mut group_by, &mut table, &decimals(&[most - 50 * 10_i128.pow(36); 5], 2)).unwrap();
+        is(number(&mut group_by, &table), 6.5e35);
+        // One that has left them and one that has not become one, either way; and two that have.
+        add(&mut group_by, &mut other, &decimals(&[-most; 1], 2)).unwrap();
+        for (one, two, sum, n) in
+            [(&table, &other, 56.0, 11.0), (&other, &table, 56.0, 11.0), (&table, &table, 130.0, 20.0)]
+        {
+            let mut into = Table::new(&group_by.shape);
+            group_by.merge(&mut into, [one, two].into_iter()).unwrap();
+            is(number(&mut group_by, &into), sum / n * 1e35);
+        }
+        add(&mut group_by, &mut table, &decimals(&[-most; 10], 2)).unwrap();
+        is(number(&mut group_by, &table), -1.25e35);
+    }
+
+    #[test]
+    fn the_error_of_a_sum_says_what_has_more_room_than_its_column_has() {
+        let whole = Arc::new(Int64Array::from(vec![i64::MAX; 2])) as ArrayRef;
+        let unsigned = Arc::new(UInt64Array::from(vec![u64::MAX; 2])) as ArrayRef;
+        let most = 9 * 10_i128.pow(37);
+        for (column, says) in [
+            (whole, "overflows bigint; make the column decimal(38, 0) or double before"),
+            (unsigned, "overflows UInt64; make the column decimal(38, 0) or double before"),
+            // On its way, and in the end.
+            (decimals(&[most; 2], 0), "overflows decimal(38,0); make the column double before"),
+            (decimals(&[most, most / 9 + most / 90], 0), "overflows decimal(38,0); make the column double before"),
+            (
+                decimals(&[most; 2], 3),
+                "overflows decimal(38,3); give the column a smaller scale, or make it double, before",
+            ),
+            (decimals(&[most; 2], -3), "overflows decimal(38,-3); make the column double before"),
+        ] {
+            let (mut group_by, mut table) = of_all(Function::Sum, &column);
+            let added = add(&mut group_by, &mut table, &column);
+            let error = added.and_then(|()| told(&mut group_by, &table)).unwrap_err().to_string();
+            assert_eq!(error, format!("step 0 (agg): the sum in column 'made' {says}"));
+        }
     }
 }

@@ -28,6 +28,7 @@ mod row_format;
 mod running;
 mod session;
 mod slots;
+mod sorted;
 mod table;
 mod top;
 mod window;

@@ -384,6 +384,14 @@ impl Plan {
         self.expands() || self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::Join(_)))
     }
 
+    /// Whether windows of it overlap, so that its epochs may give many times what came in.
+    pub fn overlaps(&self) -> bool {
+        self.keyed().any(|keyed| match &keyed.kind {
+            KeyedKind::Window { windows, .. } => windows.size_us() > windows.every_us(),
+            _ => false,
+        })
+    }
+
     /// Whether a step without state of it holds back.
     pub fn expands(&self) -> bool {
         self.pre().any(is_metered)
@@ -872,8 +880,11 @@ impl Compiler {
                     reason: "a session has a gap, and no period, offset or zone",
                 });
             }
-            if !(1..=EVENT_TIME_LIMIT_US).contains(&size_us) {
+            if size_us < 1 {
                 return Err(wrong("size_us", size_us, "the gap of sessions must be positive"));
+            }
+            if size_us > EVENT_TIME_LIMIT_US {
+                return Err(wrong("size_us", size_us, "is longer than the range of event times"));
             }
             if size_us % event_time.resolution_us() != 0 {
                 return Err(wrong("size_us", size_us, "is not a multiple of the event-time column's unit"));

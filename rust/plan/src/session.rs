@@ -9,14 +9,15 @@
 //! A block is cut into sessions of its own first, its accumulators filled column by column, and those are merged into the sessions of
 //! their keys. So the order of rows makes no difference but to the last bits of floats.
 //!
-//! A bin keeps its keys with their open sessions, ascending, each with the words of its accumulators. Undo keeps the sessions of a key as they
-//! were when it was first touched since the mark.
+//! A bin keeps its keys with their open sessions, ascending, each with the words of its accumulators. In whatever order rows come, to change one costs
+//! little more where a key has many ([`Sorted`]). Undo keeps of a key that is touched the sessions that have changed since the mark.
 //!
 //! When the watermark comes only keys are looked at that may have a session behind it, by a heap of ends in which a key stands once: one whose sessions
 //! grow is put back when it comes up. What an epoch costs is what has changed in it, however many sessions are open.
 //!
 //! Invariants: the sessions of a key ascend and more than the gap is between them; a key without sessions is kept only while it is touched, and is
-//! among the `vacant`; a key with sessions is `due` by the end of its first one, and the heap has it there.
+//! among the `vacant`; a key with sessions is `due` by the end of its first one, and the heap has it there; while marked, a key is touched exactly if
+//! undo has it, and its sessions are what they were but for those that begin where undo has something.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -25,7 +26,6 @@ use arrow_array::RecordBatch;
 use hashbrown::HashTable;
 use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
-use smallvec::SmallVec;
 
 use crate::acc::{At, Blobs, Input, Place, Wrapped};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
@@ -35,6 +35,7 @@ use crate::key::Keys;
 use crate::op::{Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
 use crate::panes::CHUNK_BYTES;
 use crate::record::Shape;
+use crate::sorted::Sorted;
 use crate::state::sessions_of;
 use crate::window::{beyond, event_times};
 use crate::wire::{Reader, put_blob, put_i64, put_u32};
@@ -43,6 +44,8 @@ const TAG: u8 = b'W';
 const VERSION: u8 = 1;
 /// Of the entries.
 const ENTRIES_VERSION: u8 = 1;
+/// Sessions of a key that lie side by side; of more, one that comes or goes moves so many at most.
+const MANY: usize = if cfg!(test) { 4 } else { 64 };
 
 /// An open session: its rows are from `first` to `last`.
 #[derive(Clone)]
@@ -70,17 +73,29 @@ impl Session {
     }
 }
 
-type Open = SmallVec<[Session; 1]>;
+/// The open sessions of a key.
+type Open = Sorted<Session, MANY>;
 
-fn bytes_of(sessions: &[Session]) -> usize {
+fn bytes_of(sessions: &Open) -> usize {
     sessions.iter().map(Session::bytes).sum()
 }
 
-/// Puts sessions in the place of others, as [`Sessions::change`] wants to be told.
-fn replace(now: &mut Open, then: Open) -> ((), usize, usize) {
-    let (gone, come) = (bytes_of(now), bytes_of(&then));
-    *now = then;
-    ((), gone, come)
+/// What began at a time when the epoch was marked; none where nothing did.
+struct Was {
+    first: i64,
+    session: Option<Session>,
+}
+
+/// Of a key what was there at the mark where something has changed since, by time.
+type Changed = Sorted<Was, MANY>;
+
+/// Keeps what was there, if that is not known yet.
+fn keep(changed: &mut Option<&mut Changed>, first: i64, session: impl FnOnce() -> Option<Session>) {
+    if let Some(changed) = changed
+        && let Err(place) = changed.search(|was| was.first.cmp(&first))
+    {
+        changed.insert(place, Was { first, session: session() });
+    }
 }
 
 /// What a key is found by: its hash, whether it is the null, and its bytes, if it has any beside its hash.
@@ -127,8 +142,8 @@ pub(crate) struct Sessions {
 #[derive(Default)]
 struct Undo {
     fired: i64,
-    /// What keys were when they were first touched, by their place.
-    saved: BTreeMap<u32, Open>,
+    /// Of the keys that are touched what they were, by their place.
+    saved: BTreeMap<u32, Changed>,
 }
 
 /// How far an encoding is.
@@ -175,7 +190,7 @@ impl Sessions {
         self.find(of).unwrap_or_else(|| {
             let (hash, null, name) = of;
             let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
-            self.keys.push(Key { hash, null, name: name.into(), open: Open::new(), touched: false, due: i64::MAX });
+            self.keys.push(Key { hash, null, name: name.into(), open: Open::default(), touched: false, due: i64::MAX });
             self.vacant.push(at);
             self.bytes += size_of::<Key>() + name.len();
             let keys = &self.keys;
@@ -184,19 +199,18 @@ impl Sessions {
         })
     }
 
-    /// Changes the sessions of a key, and keeps count. What `change` says beside is what it has changed: bytes of sessions before, and after.
+    /// Changes sessions of a key, and keeps count. `change` is to [keep] what was there, if that is asked for; what it says beside is what it has
+    /// changed: bytes of sessions before, and after.
     ///
-    /// Cost: that of what changes, however many sessions of the key are open, and a place in the heap where its first one ends earlier now.
-    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open) -> (T, usize, usize)) -> T {
+    /// Cost: that of what changes, and a place in the heap where the first session of the key ends earlier now.
+    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open, Option<&mut Changed>) -> (T, usize, usize)) -> T {
         let key = &mut self.keys[at];
-        if let Some(undo) = &mut self.undo
-            && !key.touched
-        {
-            undo.saved.insert(at as u32, key.open.clone());
+        let changed = self.undo.as_mut().map(|undo| {
             key.touched = true;
-        }
+            undo.saved.entry(at as u32).or_default()
+        });
         let before = !key.open.is_empty();
-        let (done, gone, come) = change(&mut key.open);
+        let (done, gone, come) = change(&mut key.open, changed);
         self.bytes = self.bytes + come - gone;
         self.live = self.live + usize::from(!key.open.is_empty()) - usize::from(before);
         if before && key.open.is_empty() {
@@ -257,28 +271,36 @@ impl Sessions {
     ) -> Result<(), (usize, Wrapped)> {
         let at = self.place(of);
         let (shape, gap, width) = (self.shape.clone(), self.gap_us, self.width());
-        self.change(at, |open| {
+        self.change(at, |open, mut changed| {
             let begin = open.partition_point(|one| first - one.last > gap);
-            let end = begin + open[begin..].iter().take_while(|one| one.first - last <= gap).count();
-            let gone = bytes_of(&open[begin..end]);
-            let mut joined = open.drain(begin..end);
-            let mut session = joined.next().unwrap_or_else(|| Session {
-                first,
-                last,
-                words: vec![0; width].into(),
-                blobs: Blobs::default(),
-            });
+            let end = open.partition_point_from(begin, |one| one.first - last <= gap);
+            if begin == end {
+                let mut session = Session { first, last, words: vec![0; width].into(), blobs: Blobs::default() };
+                let done = session.add(&shape, (words, blobs), from);
+                keep(&mut changed, first, || None);
+                let come = session.bytes();
+                open.insert(begin, session);
+                return (done, 0, come);
+            }
+            let mut others = Vec::new();
+            open.cut(open.behind(begin)..end, |other| others.push(other));
+            // Where some go, others move.
+            let begin = if others.is_empty() { begin } else { open.partition_point(|one| first - one.last > gap) };
+            let session = &mut open[begin];
+            let mut gone = session.bytes();
+            keep(&mut changed, session.first, || Some(session.clone()));
             let mut done = Ok(());
-            for other in joined {
+            for other in others {
+                gone += other.bytes();
                 done = done.and(session.add(&shape, (&other.words, &other.blobs), 0));
                 session.last = session.last.max(other.last);
+                keep(&mut changed, other.first, || Some(other));
             }
             done = done.and(session.add(&shape, (words, blobs), from));
             session.first = session.first.min(first);
             session.last = session.last.max(last);
-            let come = session.bytes();
-            open.insert(begin, session);
-            (done, gone, come)
+            keep(&mut changed, session.first, || None);
+            (done, gone, session.bytes())
         })
     }
 
@@ -294,16 +316,19 @@ impl Sessions {
             let at = at as usize;
             if self.keys.get(at).is_some_and(|key| key.due == end) {
                 let key = &self.keys[at];
-                let count = key.open.iter().take_while(|session| session.last + gap < watermark).count();
-                for session in &key.open[..count] {
+                let over = key.open.partition_point(|session| session.last + gap < watermark);
+                for (_, session) in key.open.iter_from(0).take_while(|(place, _)| *place < over) {
                     give(session, (key.hash, key.null, &key.name))?;
                 }
                 self.keys[at].due = i64::MAX;
                 self.ends.pop();
-                if count > 0 {
-                    self.change(at, |open| {
-                        let gone = bytes_of(&open[..count]);
-                        drop(open.drain(..count));
+                if over > 0 {
+                    self.change(at, |open, mut changed| {
+                        let mut gone = 0;
+                        open.cut(0..over, |session| {
+                            gone += session.bytes();
+                            keep(&mut changed, session.first, || Some(session));
+                        });
                         ((), gone, 0)
                     });
                 }
@@ -325,7 +350,7 @@ impl Sessions {
         name.push(u8::from(key.null));
         name.extend_from_slice(&key.name);
         put_u32(value, u32::try_from(key.open.len()).expect("fewer than 2^32 sessions of a key"));
-        for session in &key.open {
+        for session in key.open.iter() {
             put_i64(value, session.first);
             put_i64(value, session.last);
             for (kind, at) in self.shape.cells() {
@@ -344,7 +369,7 @@ impl Sessions {
     fn read(&self, value: &[u8]) -> Result<Open, StateFault> {
         let corrupt = |what| Err(StateFault::Corrupt { what });
         let mut reader = Reader::new(value);
-        let (count, mut open) = (reader.u32()?, Open::new());
+        let (count, mut open) = (reader.u32()?, Open::default());
         for _ in 0..count {
             let (first, last) = (reader.i64()?, reader.i64()?);
             let far = EVENT_TIME_LIMIT_US * 2;
@@ -371,7 +396,7 @@ impl Sessions {
                     session.blobs.put(&mut cell[1], &blob);
                 }
             }
-            open.push(session);
+            open.insert(open.end(), session);
         }
         reader.finish()?;
         if open.is_empty() { corrupt("a key without sessions") } else { Ok(open) }
@@ -503,12 +528,15 @@ impl Sessions {
     /// Gives a key these sessions, which undone it keeps; they count as changed or not.
     fn set(&mut self, name: Name<'_>, open: Open, changed: bool) {
         let at = self.place(name);
-        let stays = open.clone();
-        self.change(at, |now| replace(now, open));
+        self.change(at, |now, _| {
+            let (gone, come) = (bytes_of(now), bytes_of(&open));
+            *now = open;
+            ((), gone, come)
+        });
         if let Some(undo) = &mut self.undo {
             self.keys[at].touched = changed;
             match changed {
-                true => _ = undo.saved.insert(at as u32, stays),
+                true => _ = undo.saved.insert(at as u32, Changed::default()),
                 false => _ = undo.saved.remove(&(at as u32)),
             }
         }
@@ -523,7 +551,7 @@ impl Sessions {
         for entry in chunk.entries() {
             match entry? {
                 Entry::Put { hash, key, value } => keys.push((self.name(hash, key)?, self.read(value)?)),
-                Entry::Gone { hash, key } => keys.push((self.name(hash, key)?, Open::new())),
+                Entry::Gone { hash, key } => keys.push((self.name(hash, key)?, Open::default())),
                 Entry::Shared { value } => {
                     let mut reader = Reader::new(value);
                     fired = fired.max(Some(reader.i64()?));
@@ -588,8 +616,22 @@ impl Sessions {
             return;
         };
         self.fired = undo.fired;
-        for (at, open) in undo.saved {
-            self.change(at as usize, |now| replace(now, open));
+        for (at, mut changed) in undo.saved {
+            self.change(at as usize, |open, _| {
+                let (mut gone, mut come) = (0, 0);
+                changed.cut(0..changed.end(), |Was { first, session }| {
+                    let place = open.search(|one| one.first.cmp(&first));
+                    gone += place.map_or(0, |place| open[place].bytes());
+                    come += session.as_ref().map_or(0, Session::bytes);
+                    match (place, session) {
+                        (Ok(place), Some(session)) => open[place] = session,
+                        (Ok(place), None) => _ = open.remove(place),
+                        (Err(place), Some(session)) => open.insert(place, session),
+                        (Err(_), None) => {}
+                    }
+                });
+                ((), gone, come)
+            });
             self.keys[at as usize].touched = false;
         }
         self.purge();
@@ -733,24 +775,32 @@ impl KeyedOp for SessionOp {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     use super::*;
+    use crate::acc::Kind;
     use crate::key::KeyKind;
+    use crate::sorted::MOVED;
 
     const GAP: i64 = 5;
 
     fn sessions() -> Sessions {
-        Sessions::new(Shape { key: KeyKind::Bytes, accs: SmallVec::new(), track: false }, GAP)
+        Sessions::new(Shape { key: KeyKind::Bytes, accs: smallvec![Kind::Rows], track: false }, GAP)
     }
 
     fn add(sessions: &mut Sessions, key: u8, at: i64) {
         let name = [key];
-        assert!(sessions.merge((u64::from(key), false, &name), (at, at), 0, (&[], &Blobs::default())).is_ok());
+        assert!(sessions.merge((u64::from(key), false, &name), (at, at), 0, (&[1], &Blobs::default())).is_ok());
+    }
+
+    /// The last row of one, and how many there are.
+    fn told(session: &Session) -> (i64, u64) {
+        (session.last, session.words[0])
     }
 
     /// Sessions that are open, by key and first row.
-    fn open(sessions: &Sessions) -> BTreeMap<(u8, i64), i64> {
-        let of = |key: &Key| key.open.iter().map(|one| ((key.name[0], one.first), one.last)).collect::<Vec<_>>();
+    fn open(sessions: &Sessions) -> BTreeMap<(u8, i64), (i64, u64)> {
+        let of = |key: &Key| key.open.iter().map(|one| ((key.name[0], one.first), told(one))).collect::<Vec<_>>();
         sessions.keys.iter().flat_map(of).collect()
     }
 
@@ -763,6 +813,8 @@ mod tests {
                 None => assert!(sessions.vacant.contains(&at)),
             }
         }
+        let touched: Vec<u32> = (0..).zip(&sessions.keys).filter(|(_, key)| key.touched).map(|(at, _)| at).collect();
+        assert!(sessions.undo.iter().flat_map(|undo| undo.saved.keys()).eq(&touched));
         let names: usize =
             sessions.keys.iter().map(|key| size_of::<Key>() + key.name.len() + bytes_of(&key.open)).sum();
         assert_eq!(sessions.bytes, names);
@@ -771,7 +823,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_over_is_found_without_a_look_at_what_is_not(
-            steps in prop::collection::vec((0_u8..12, 0_u8..6, 0_i64..40), 1..120),
+            steps in prop::collection::vec((0_u8..30, 0_u8..3, 0_i64..300), 1..300),
         ) {
             let (mut sessions, mut marked, mut watermark) = (sessions(), BTreeMap::new(), 0);
             for (what, key, at) in steps {
@@ -791,11 +843,11 @@ mod tests {
                     3 | 4 => {
                         watermark = watermark.max(at);
                         let mut expected = open(&sessions);
-                        expected.retain(|_, last| *last + GAP < watermark);
+                        expected.retain(|_, (last, _)| *last + GAP < watermark);
                         let mut fired = BTreeMap::new();
                         sessions
                             .fire(watermark, |one, (_, _, name)| {
-                                fired.insert((name[0], one.first), one.last);
+                                fired.insert((name[0], one.first), told(one));
                                 Ok(())
                             })
                             .unwrap();
@@ -808,13 +860,60 @@ mod tests {
         }
     }
 
+    /// Numbers below one, each once, in no order.
+    fn shuffled(count: i64) -> impl Iterator<Item = i64> {
+        (0..count).map(move |number| number * 1_000_003 % count)
+    }
+
+    #[test]
+    fn rows_of_a_key_may_come_in_any_order() {
+        const COUNT: i64 = 20_000;
+        for numbers in [&mut (0..COUNT) as &mut dyn Iterator<Item = i64>, &mut (0..COUNT).rev(), &mut shuffled(COUNT)] {
+            let (mut sessions, before) = (sessions(), MOVED.get().0);
+            numbers.for_each(|number| add(&mut sessions, 0, number * 10));
+            let moved = MOVED.get().0 - before;
+            assert!(moved <= 40 * COUNT as usize, "{moved} sessions were moved for {COUNT} rows");
+            check(&sessions);
+            assert!(open(&sessions).into_keys().eq((0..COUNT).map(|number| (0, number * 10))));
+            // Each row that comes between two makes them one.
+            let before = MOVED.get().0;
+            shuffled(COUNT - 1).for_each(|number| add(&mut sessions, 0, number * 10 + 5));
+            let moved = MOVED.get().0 - before;
+            assert!(moved <= 40 * COUNT as usize, "{moved} sessions were moved where {COUNT} became one");
+            assert_eq!(open(&sessions), BTreeMap::from([((0, 0), (COUNT * 10 - 10, 2 * COUNT as u64 - 1))]));
+            check(&sessions);
+        }
+    }
+
+    #[test]
+    fn undo_keeps_the_sessions_that_change_and_not_those_of_their_key() {
+        const COUNT: i64 = 5_000;
+        let mut sessions = sessions();
+        (0..COUNT).for_each(|number| add(&mut sessions, 0, number * 20));
+        for number in shuffled(COUNT - 1).take(100) {
+            sessions.mark();
+            let before = open(&sessions);
+            // One that is new, one that becomes longer, and two that become one.
+            for time in [10, 4, 15] {
+                add(&mut sessions, 0, number * 20 + time);
+            }
+            let undo = sessions.undo.as_ref().unwrap();
+            let kept: usize = undo.saved.values().map(Sorted::len).sum();
+            assert!(kept <= 4, "{kept} of {COUNT} sessions of a key are kept for 3 rows");
+            sessions.rollback();
+            assert_eq!(open(&sessions), before);
+            add(&mut sessions, 0, number * 20 + 3);
+        }
+        check(&sessions);
+    }
+
     #[test]
     fn an_epoch_looks_at_keys_that_come_up_alone() {
         let mut sessions = sessions();
         let of = |number: i64| number.to_le_bytes();
         for number in 0..10_000 {
             let name = of(number);
-            let merged = sessions.merge((number as u64, false, &name), (number, number), 0, (&[], &Blobs::default()));
+            let merged = sessions.merge((number as u64, false, &name), (number, number), 0, (&[1], &Blobs::default()));
             assert!(merged.is_ok());
         }
         assert_eq!(sessions.ends.len(), 10_000);

@@ -16,8 +16,14 @@
 //! bins before it tell how much it is at least, and a bin that cannot have as much is not read.
 //!
 //! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
+//!
+//! Windows that close together come out in rounds: one call gives them until it has given [`ROUND_ROWS`] or [`ROUND_BYTES`], or has looked at
+//! [`ROUND_LOOKED`] rows, and says whether that was all. Of a bin, or of those that lend, one window is never divided. Between two rounds a bin is as at a
+//! watermark that has reached the windows that were given; what is gathered of a block of output waits for the next round, so blocks are what they would be
+//! without rounds.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -27,7 +33,7 @@ use crate::column::{self, EVENT_TIME_LIMIT_US, EventTime};
 use crate::common::{self, Borrowed};
 use crate::error::{OpError, StepName};
 use crate::group::{GroupBy, Part};
-use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bytes_of, check_hashes, send, take_rows};
 use crate::panes::Panes;
 use crate::partition::{ByBin, Partition, bin_of};
 use crate::state::{State, panes_of};
@@ -58,6 +64,13 @@ pub struct Windows {
 
 /// Windows that hold a time from which on they are rolled: a pane is merged twice, once to take it away.
 const LEAST_OVERLAP: i64 = 4;
+
+/// Rows that a round gives, about.
+const ROUND_ROWS: usize = 2 * BLOCK_ROWS;
+/// Bytes that a round gives, about.
+const ROUND_BYTES: usize = 8 << 20;
+/// Rows that a round merges or searches, about: windows of which few rows come out take time too. Tests have many rounds.
+const ROUND_LOOKED: usize = if cfg!(test) { 64 } else { 1 << 22 };
 
 /// Windows of a row, and panes of a window, at most: each is looked at.
 const MOST_PARTS: i64 = 1 << 20;
@@ -224,6 +237,13 @@ impl Windows {
         (self.axis(watermark) - self.size_us).div_euclid(self.every_us) * self.every_us + self.every_us
     }
 
+    /// The watermark behind which the window that starts at `start` is the first that is open. None where a zone leaves a day out: the one before ends
+    /// at the same instant.
+    fn reached(&self, start: i64) -> Option<i64> {
+        let watermark = self.instant(start.saturating_add(self.size_us - self.every_us));
+        (self.first_open(watermark) == start).then_some(watermark)
+    }
+
     /// The starts of the windows that hold a time, ascending.
     pub(crate) fn starts(&self, time: i64) -> impl Iterator<Item = i64> {
         let (first, last) = (self.first_start(self.pane(time)), self.last_start(time));
@@ -329,6 +349,41 @@ pub(crate) struct WindowOp {
     giving: Giving,
     /// The word of a row that says whether anything is left of it, where windows are rolled.
     rolls: Option<usize>,
+    /// What is left to fire of the watermark; none when all has.
+    firing: Option<Firing>,
+}
+
+/// What is left to fire: bins in an order that the first round has chosen.
+enum Firing {
+    /// Those that lend, and then the others.
+    All,
+    /// These, from the last one on.
+    Bins(Vec<u32>),
+}
+
+/// What a round has done.
+#[derive(Default)]
+struct Round {
+    rows: Cell<usize>,
+    bytes: Cell<usize>,
+    looked: Cell<usize>,
+}
+
+impl Round {
+    fn give(&self, output: &Output) {
+        if let Output::Rows(batch) = output {
+            self.rows.set(self.rows.get() + batch.num_rows());
+            self.bytes.set(self.bytes.get() + bytes_of(batch));
+        }
+    }
+
+    fn look(&self, rows: usize) {
+        self.looked.set(self.looked.get() + rows);
+    }
+
+    fn is_over(&self) -> bool {
+        self.rows.get() >= ROUND_ROWS || self.bytes.get() >= ROUND_BYTES || self.looked.get() >= ROUND_LOOKED
+    }
 }
 
 /// Which rows of a window come out.
@@ -410,20 +465,84 @@ impl WindowOp {
         let word = |best: &Best| group_by.shape.accs().nth(best.aggregate).map(|(_, word)| (*best, word));
         let giving = Giving { best: best.as_ref().and_then(word), most: BTreeMap::new(), positions, counts };
         let rolls = group_by.shape.parts().filter(|_| windows.overlap_much());
-        let (common, watermark) = (Borrowed::default(), i64::MIN);
-        Self { group_by, windows, event_time, watermark, scratch, common, by_pane, by_bin, parts, giving, rolls }
+        let (common, watermark, firing) = (Borrowed::default(), i64::MIN, None);
+        Self {
+            group_by,
+            windows,
+            event_time,
+            watermark,
+            scratch,
+            common,
+            by_pane,
+            by_bin,
+            parts,
+            giving,
+            rolls,
+            firing,
+        }
     }
 
-    /// Fires the windows of one bin, or of all that lend, that end in `(fired, watermark]`.
-    fn fire(&mut self, panes: &mut Panes, watermark: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+    /// Fires what is left of the watermark until the round is over. Says whether that was all.
+    fn fire_some(&mut self, bins: &mut dyn Bins, round: &Round, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        let mut others = match self.firing.take() {
+            Some(Firing::Bins(others)) => others,
+            // Where what was lent has been divided meanwhile, its bins are among the others, each as far as all had come.
+            Some(Firing::All) | None => {
+                if let Some(lent) = self.common.whole() {
+                    let mut lent = common::lock(&lent);
+                    let panes = lent.whole().expect("else it is not lent");
+                    if !self.fire(panes, round, out)? {
+                        self.firing = Some(Firing::All);
+                        return Ok(false);
+                    }
+                }
+                self.common.limit();
+                self.others(bins)
+            }
+        };
+        while let Some(&bin) = others.last() {
+            // One that has gone is fired where it is.
+            if round.is_over() || (bins.holds(bin) && !self.fire(panes_of(bins, bin)?, round, out)?) {
+                self.firing = Some(Firing::Bins(others));
+                return Ok(false);
+            }
+            others.pop();
+        }
+        Ok(true)
+    }
+
+    /// The bins that do not lend, the first one to fire at the end.
+    fn others(&mut self, bins: &mut dyn Bins) -> Vec<u32> {
+        let lent = self.common.whole();
+        let lends = |bin: u32| lent.as_ref().is_some_and(|lent| common::lock(lent).has(bin));
+        let mut others: Vec<u32> = bins.held().into_iter().filter(|bin| !lends(*bin)).collect();
+        if self.giving.greatest().is_some() {
+            // The bins that had most say early what the others need not be searched for.
+            others.sort_by_cached_key(|bin| {
+                Reverse(bins.state(*bin).and_then(State::panes_mut).map(|panes| panes.most()))
+            });
+        }
+        others.reverse();
+        others
+    }
+
+    /// Fires the windows of one bin, or of all that lend, that end in `(fired, watermark]`, until the round is over. Says whether these were all.
+    fn fire(&mut self, panes: &mut Panes, round: &Round, out: &mut Sink<'_>) -> Result<bool, OpError> {
         let windows = self.windows;
-        let open = windows.first_open(watermark);
+        let mut reached = self.watermark;
+        let mut open = windows.first_open(reached);
         let mut start = windows.first_open(panes.fired());
-        let mut spoke = false;
+        let (mut spoke, mut all) = (false, true);
         while let Some(pane) = panes.first_pane_at(start) {
             // Skip windows that hold nothing.
             start = start.max(windows.first_start(pane));
             if start >= open {
+                break;
+            }
+            if round.is_over()
+                && let Some(before) = windows.reached(start)
+            {
+                (reached, open, all) = (before, start, false);
                 break;
             }
             let window = start..start + windows.size_us;
@@ -432,11 +551,13 @@ impl WindowOp {
                 (0, _) => break,
                 (1, _) => {
                     let only = panes.range(window).next().expect("there is one");
+                    round.look(only.len());
                     self.giving.give(&mut self.group_by, start, (only, None), out)?;
                 }
                 (_, Some(left)) => {
                     let greatest = self.giving.greatest();
                     let rolled = panes.roll(&mut self.group_by, window, left, greatest)?;
+                    round.look(rolled.sum().len());
                     match greatest {
                         None => self.giving.give(&mut self.group_by, start, (rolled.sum(), Some(left)), out)?,
                         Some(word) if self.giving.wants(start, rolled.most()) => {
@@ -447,6 +568,7 @@ impl WindowOp {
                     }
                 }
                 (_, None) => {
+                    round.look(panes.range(window.clone()).map(Table::len).sum());
                     self.group_by.merge(&mut self.scratch, panes.range(window))?;
                     self.giving.give(&mut self.group_by, start, (&self.scratch, None), out)?;
                 }
@@ -461,8 +583,8 @@ impl WindowOp {
             panes.roll_past(&mut self.group_by, open, left)?;
         }
         panes.drop_before(open);
-        panes.set_fired(watermark);
-        Ok(())
+        panes.set_fired(reached);
+        Ok(all)
     }
 
     /// Asks all bins here that have fired as far as this worker whether they lend.
@@ -592,31 +714,29 @@ impl KeyedOp for WindowOp {
     }
 
     fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
-        if watermark_us <= self.watermark {
-            return Ok(());
+        while !self.watermark_some(bins, watermark_us, out)? {}
+        Ok(())
+    }
+
+    fn watermark_some(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        if watermark_us > self.watermark {
+            self.watermark = watermark_us;
+            self.giving.most.clear();
+            self.firing = Some(Firing::All);
+        } else if watermark_us < self.watermark || self.firing.is_none() {
+            return Ok(true);
         }
-        self.watermark = watermark_us;
-        self.giving.most.clear();
-        if let Some(lent) = self.common.whole() {
-            let mut lent = common::lock(&lent);
-            let panes = lent.whole().expect("else it is not lent");
-            self.fire(panes, watermark_us, out)?;
-        }
-        self.common.limit();
-        let lent = self.common.whole();
-        let lends = |bin: u32| lent.as_ref().is_some_and(|lent| common::lock(lent).has(bin));
-        let mut others: Vec<u32> = bins.held().into_iter().filter(|bin| !lends(*bin)).collect();
-        if self.giving.greatest().is_some() {
-            // The bins that had most say early what the others need not be searched for.
-            others.sort_by_cached_key(|bin| {
-                Reverse(bins.state(*bin).and_then(State::panes_mut).map(|panes| panes.most()))
-            });
-        }
-        for bin in others {
-            self.fire(panes_of(bins, bin)?, watermark_us, out)?;
+        let round = Round::default();
+        let mut give = |output| {
+            round.give(&output);
+            out(output);
+        };
+        if !self.fire_some(bins, &round, &mut give)? {
+            return Ok(false);
         }
         self.borrow(bins);
-        self.group_by.flush(out)
+        self.group_by.flush(out)?;
+        Ok(true)
     }
 
     fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
@@ -624,13 +744,16 @@ impl KeyedOp for WindowOp {
     }
 
     fn resume(&mut self, watermark_us: i64) {
-        self.watermark = watermark_us;
+        (self.watermark, self.firing) = (watermark_us, None);
+        // What was gathered is of windows that fire again, or elsewhere.
+        _ = self.group_by.flush(&mut |_| {});
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::ops::Range;
     use std::sync::Arc;
 
     use arrow_array::cast::AsArray;
@@ -710,6 +833,8 @@ mod tests {
         keyed: KeyedSpec,
         table: BinTable<State>,
         op: Box<dyn KeyedOp>,
+        /// Whether a bin moves between rounds.
+        moves: bool,
     }
 
     impl Rig {
@@ -718,7 +843,7 @@ mod tests {
             let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
             let table = BinTable::fresh(&Routing::from_owners(vec![0; 4]).unwrap(), 0, &|| keyed.new_state(&calls));
             let op = keyed.operator(&calls).unwrap();
-            Self { keyed, table, op }
+            Self { keyed, table, op, moves: false }
         }
 
         fn apply(&mut self, block: &[Input]) {
@@ -729,6 +854,17 @@ mod tests {
 
         fn watermark(&mut self, ms: Option<i64>) -> BTreeSet<Row> {
             let mut found = BTreeSet::new();
+            while !self.round(ms, &mut found) {
+                if self.moves {
+                    self.move_a_bin();
+                }
+            }
+            assert!(self.round(ms, &mut BTreeSet::new()), "a watermark that is done does nothing");
+            found
+        }
+
+        /// Says whether the watermark is done.
+        fn round(&mut self, ms: Option<i64>, found: &mut BTreeSet<Row>) -> bool {
             let us = ms.map_or(i64::MAX, |ms| ms * 1000);
             let mut take = |output| {
                 let Output::Rows(rows) = output else { panic!("nothing is late") };
@@ -741,8 +877,7 @@ mod tests {
                     assert!(found.insert(row), "{row:?} twice");
                 }
             };
-            self.op.watermark(&mut self.table, us, &mut take).unwrap();
-            found
+            self.op.watermark_some(&mut self.table, us, &mut take).unwrap()
         }
 
         /// Bin 1 goes away and comes back, as it does between workers.
@@ -785,10 +920,10 @@ mod tests {
 
     proptest! {
         #![proptest_config(penstock_cases::cases(48))]
-        /// Windows that are rolled, and others, with rows out of order, epochs that are undone, gaps, and a bin that moves.
+        /// Windows that are rolled, and others, with rows out of order, epochs that are undone, also between two rounds, gaps, and a bin that moves.
         #[test]
         fn windows_hold_what_they_hold(
-            epochs in prop::collection::vec((0i64..40, 0usize..60, 1i64..20, any::<u64>(), 0u8..8), 1..8),
+            epochs in prop::collection::vec((0i64..40, 0usize..60, 1i64..20, any::<u64>(), 0u8..32), 1..8),
             size in prop::sample::select(vec![1i64, 2, 3, 4, 7, 30]),
             top in prop::option::of((1u64..4, any::<bool>(), any::<bool>())),
         ) {
@@ -827,7 +962,10 @@ mod tests {
                 }
                 if deed & 3 == 3 {
                     rig.apply(&block);
-                    rig.watermark(Some(now + step));
+                    match deed & 8 > 0 {
+                        true => _ = rig.round(Some(now + step), &mut BTreeSet::new()),
+                        false => _ = rig.watermark(Some(now + step)),
+                    }
                     rig.table.rollback_all().unwrap();
                     rig.op.resume(fired.saturating_mul(1000));
                 }
@@ -837,7 +975,10 @@ mod tests {
                 rig.apply(&block);
                 all.extend(block);
                 now += step;
+                // What came within an epoch is not undone here.
+                rig.moves = deed & 16 > 0;
                 check(rig.watermark(Some(now)), expected(&all, size, fired, Some(now)))?;
+                rig.moves = false;
                 fired = fired.max(now);
             }
             check(rig.watermark(None), expected(&all, size, fired, None))?;
@@ -875,6 +1016,56 @@ mod tests {
                 }
             }
             assert!(homes > 1 && lent > ASK_AGAIN, "{lent} times");
+        }
+    }
+
+    #[test]
+    fn bins_that_lend_come_home_between_two_rounds() {
+        for (size, top) in [(8, None), (8, Some((1, "n", true))), (3, None), (1, None)] {
+            for homes in [false, true] {
+                let mut rig = Rig::new(&plan(size, top));
+                let block = |time: i64| (0..90).map(move |i| (Some(i * (1 + time % 3) % 97), Some(i), time));
+                let mut all: Vec<Input> = block(0).collect();
+                rig.apply(&all);
+                assert!(rig.watermark(Some(0)).is_empty());
+                let lends = |rig: &mut Rig| rig.table.get_mut(0).unwrap().panes_mut().unwrap().is_lent();
+                assert!(lends(&mut rig));
+                let rest: Vec<Input> = (1..30).flat_map(block).collect();
+                rig.apply(&rest);
+                all.extend(rest);
+                let mut given = BTreeSet::new();
+                assert!(!rig.round(Some(25), &mut given) && lends(&mut rig));
+                if homes {
+                    rig.move_a_bin();
+                }
+                while !rig.round(Some(25), &mut given) {}
+                assert_eq!(lends(&mut rig), !homes);
+                for (watermark, fired) in [(Some(25), 0), (None, 25)] {
+                    let mut expected = expected(&all, size, fired, watermark);
+                    if watermark.is_none() {
+                        given = rig.watermark(None);
+                    }
+                    if top.is_some() {
+                        (given, expected) = (best(&given, 1, |row| -row.3), best(&expected, 1, |row| -row.3));
+                    }
+                    assert_eq!(given, expected, "windows of {size}, {top:?}, to {watermark:?}");
+                }
+            }
+        }
+    }
+
+    /// There was no 2011-12-30 in Samoa: windows that end with it and with the day before end at one instant.
+    #[test]
+    fn rounds_end_between_windows_that_end_apart() {
+        let windows = Windows::new(2 * DAY_US, DAY_US).unwrap().placed(0, Zone::find("Pacific/Apia")).unwrap();
+        let starts = |days: Range<i64>| days.map(|day| day * DAY_US).filter(|start| windows.reached(*start).is_none());
+        assert_eq!(starts(15_000..15_700).collect::<Vec<_>>(), [15_337 * DAY_US]);
+        for windows in [(7, 3), (4, 4), (3, 7)].map(|(size, every)| Windows::new(size, every).unwrap()) {
+            let windows = windows.placed(windows.every_us() - 1, None).unwrap();
+            for start in (-20..20).map(|at| at * windows.every_us()) {
+                let end = windows.instant(start + windows.size_us());
+                assert!(windows.reached(start).is_some_and(|reached| reached < end && windows.first_open(end) > start));
+            }
         }
     }
 

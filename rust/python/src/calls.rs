@@ -195,7 +195,15 @@ impl Callbacks for PyCalls {
                         let at = taken.iter().position(|(known, _)| *known == name).expect("taken above");
                         lists[at].clone()
                     };
-                    let keys: Vec<_> = keys.iter().map(list).collect();
+                    let key = |name: &String| {
+                        let (_, column) = taken.iter().find(|(known, _)| *known == name).expect("taken above");
+                        let zeroed = convert::one_zero(column);
+                        if Arc::ptr_eq(&zeroed, column) {
+                            return Ok(list(name));
+                        }
+                        convert::to_list(py, (&call.step, name), &zeroed)
+                    };
+                    let keys = keys.iter().map(key).collect::<PyResult<Vec<_>>>()?;
                     let keys = match <[_; 1]>::try_from(keys) {
                         Ok([only]) => only,
                         Err(several) => tuples(py, rows.len(), &several)?,

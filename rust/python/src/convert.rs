@@ -109,6 +109,31 @@ where
     PyList::new(py, column.as_primitive::<T>().iter().map(value).collect::<PyResult<Vec<_>>>()?)
 }
 
+/// The column as one of keys: -0.0 is the key 0.0, which the dict of states would otherwise have as the first row has it. Others, and those
+/// that need no change, are shared.
+pub(crate) fn one_zero(column: &ArrayRef) -> ArrayRef {
+    fn of<T: ArrowPrimitiveType>(column: &ArrayRef, zero: T::Native) -> ArrayRef
+    where
+        T::Native: Into<f64>,
+    {
+        let values = column.as_primitive::<T>();
+        let is_other = |value: T::Native| {
+            let value: f64 = value.into();
+            value == 0.0 && value.is_sign_negative()
+        };
+        match values.values().iter().any(|&value| is_other(value)) {
+            true => Arc::new(values.unary::<_, T>(|value| if is_other(value) { zero } else { value })),
+            false => column.clone(),
+        }
+    }
+    match column.data_type() {
+        DataType::Float16 => of::<Float16Type>(column, <Float16Type as ArrowPrimitiveType>::Native::ZERO),
+        DataType::Float32 => of::<Float32Type>(column, 0.0),
+        DataType::Float64 => of::<Float64Type>(column, 0.0),
+        _ => column.clone(),
+    }
+}
+
 /// pyarrow, imported once.
 pub(crate) fn pyarrow(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

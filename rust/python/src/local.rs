@@ -318,7 +318,8 @@ impl LocalRun {
         config.gather = gathers;
         config.wanted = wanted;
         // What an epoch expands to may be more than memory holds: it is handed out as it comes.
-        config.eager = plan.is_metered();
+        // Of several workers what windows give stands in the order of the workers, when all have ended the epoch.
+        config.eager = plan.is_metered() || (workers == 1 && plan.overlaps());
         let (sender, events) = unbounded();
         let group = py
             .detach(|| Group::start(config, endpoints, Resident::fresh(), sender))

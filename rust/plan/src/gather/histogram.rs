@@ -5,15 +5,18 @@
 //! it. There is a bucket for each sign, exponent and d bits of the mantissa, so values of any size keep that error and buckets are never
 //! collapsed: values over ten orders of magnitude take some 34 * 2^d of them. Numbers below 2^-1022 count as 0, infinities and NaN (above all numbers) are buckets of their own.
 //!
-//! Entries of 12 bytes, `bucket: i32, values: u64`, little-endian, ascending by bucket.
+//! Entries of 12 bytes, `bucket: i32, values: u64`, little-endian, ascending by bucket. To add a bucket moves those above it, so what is added
+//! comes many buckets at a time: what is there is counted where it stands ([`count`]), and the rest is gathered ([`Fresh`]) and merged at once.
 
 use std::cmp::Ordering;
+
+use crate::acc::Blobs;
 
 pub(crate) const MOST: u8 = 16;
 const ENTRY: usize = 12;
 const NAN: i32 = i32::MAX;
-/// Of one with so many times as many entries all are not copied to add others.
-const FEW: usize = 64;
+/// Of one with so many times as many entries those between others are moved as they stand, and none is looked at.
+const FEW: usize = 8;
 
 /// The fewest digits whose error is at most this; `None` if those are too many.
 pub(crate) fn digits_for(error: f64) -> Option<u8> {
@@ -25,7 +28,7 @@ pub(crate) fn error_of(digits: u8) -> f64 {
     0.5 / f64::from(1_u32 << digits)
 }
 
-fn bucket_of(value: f64, digits: u8) -> i32 {
+pub(crate) fn bucket_of(value: f64, digits: u8) -> i32 {
     if value.is_nan() {
         return NAN;
     }
@@ -58,15 +61,36 @@ fn values(entry: &[u8]) -> u64 {
     u64::from_le_bytes(entry[4..ENTRY].try_into().expect("eight bytes"))
 }
 
-/// Adds a value.
-pub(crate) fn insert(histogram: &mut Box<[u8]>, value: f64, digits: u8) {
-    add(histogram, bucket_of(value, digits), 1);
+/// A histogram of sorted buckets, one for each value.
+fn of(sorted: impl Iterator<Item = i32>) -> Vec<u8> {
+    let mut entries = Vec::new();
+    for to in sorted {
+        let last = entries.len().saturating_sub(ENTRY);
+        if entries.is_empty() || bucket(&entries[last..]) != to {
+            put(&mut entries, &to.to_le_bytes(), 1);
+        } else {
+            raise(&mut entries[last..], 1);
+        }
+    }
+    entries
+}
+
+/// Counts a value more in its bucket; says whether there is such a bucket.
+pub(crate) fn count(histogram: &mut [u8], to: i32) -> bool {
+    find(histogram, to).map(|at| raise(&mut histogram[at..], 1)).is_ok()
 }
 
 /// Adds all of another. Cost: both, read once, or less where the other one has little.
 pub(crate) fn merge(histogram: &mut Box<[u8]>, other: &[u8]) {
     if other.len() < histogram.len() / FEW {
-        return other.chunks_exact(ENTRY).for_each(|entry| add(histogram, bucket(entry), values(entry)));
+        let mut left = Vec::new();
+        for entry in other.chunks_exact(ENTRY) {
+            match find(histogram, bucket(entry)) {
+                Ok(at) => raise(&mut histogram[at..], values(entry)),
+                Err(at) => left.push((at, entry)),
+            }
+        }
+        return squeeze(histogram, &left);
     }
     let mut entries = Vec::with_capacity(histogram.len().max(other.len()));
     let (mut ours, mut theirs) = (histogram.chunks_exact(ENTRY).peekable(), other.chunks_exact(ENTRY).peekable());
@@ -80,27 +104,106 @@ pub(crate) fn merge(histogram: &mut Box<[u8]>, other: &[u8]) {
         let one = ours.next_if(|_| next.is_le());
         let other = theirs.next_if(|_| next.is_ge());
         let sum = one.map_or(0, values).saturating_add(other.map_or(0, values));
-        entries.extend_from_slice(&one.or(other).expect("one of them is next")[..4]);
-        entries.extend_from_slice(&sum.to_le_bytes());
+        put(&mut entries, &one.or(other).expect("one of them is next")[..4], sum);
+    }
+    #[cfg(test)]
+    tests::moved(entries.len());
+    *histogram = entries.into();
+}
+
+/// Puts entries where they belong, ascending: none of their buckets is there. What stands above them moves once.
+fn squeeze(histogram: &mut Box<[u8]>, new: &[(usize, &[u8])]) {
+    if new.is_empty() {
+        return;
+    }
+    let mut entries = std::mem::take(histogram).into_vec();
+    let mut end = entries.len();
+    entries.reserve_exact(new.len() * ENTRY);
+    entries.resize(end + new.len() * ENTRY, 0);
+    #[cfg(test)]
+    tests::moved(entries.len());
+    for (number, &(at, entry)) in new.iter().enumerate().rev() {
+        let place = at + number * ENTRY;
+        entries.copy_within(at..end, place + ENTRY);
+        entries[place..place + ENTRY].copy_from_slice(entry);
+        end = at;
     }
     *histogram = entries.into();
 }
 
-fn add(histogram: &mut Box<[u8]>, to: i32, more: u64) {
+/// Where the entry of a bucket begins, or would.
+fn find(histogram: &[u8], to: i32) -> Result<usize, usize> {
     let (mut low, mut high) = (0, histogram.len() / ENTRY);
     while low < high {
         let middle = (low + high) / 2;
         if bucket(&histogram[middle * ENTRY..]) < to { low = middle + 1 } else { high = middle }
     }
     let at = low * ENTRY;
-    if histogram.get(at..at + ENTRY).is_some_and(|entry| bucket(entry) == to) {
-        let sum = values(&histogram[at..]).saturating_add(more);
-        histogram[at + 4..at + ENTRY].copy_from_slice(&sum.to_le_bytes());
-        return;
+    let is_there = histogram.get(at..at + ENTRY).is_some_and(|entry| bucket(entry) == to);
+    if is_there { Ok(at) } else { Err(at) }
+}
+
+fn raise(entry: &mut [u8], more: u64) {
+    let sum = values(entry).saturating_add(more);
+    entry[4..ENTRY].copy_from_slice(&sum.to_le_bytes());
+}
+
+fn put(entries: &mut Vec<u8>, bucket: &[u8], values: u64) {
+    entries.extend_from_slice(bucket);
+    entries.extend_from_slice(&values.to_le_bytes());
+}
+
+/// Values of one table whose buckets their histograms do not have yet: to add a bucket costs the histogram, so they come together.
+#[derive(Default)]
+pub(crate) struct Fresh {
+    /// The words that name the histograms, and buckets, some of them several times.
+    buckets: Vec<(u64, i32)>,
+    /// From so many on they are added, a share of what the histograms have: so what is moved for them is some times what is added.
+    most: usize,
+    /// So many rows of the table are still to come; behind the last one all are added.
+    left: usize,
+}
+
+impl Fresh {
+    const LEAST: usize = 256;
+    const SHARE: usize = 4;
+
+    /// So many rows of a table follow.
+    pub(crate) fn begin(&mut self, rows: usize) {
+        self.left = rows;
     }
-    let mut entries = std::mem::take(histogram).into_vec();
-    entries.splice(at..at, to.to_le_bytes().into_iter().chain(more.to_le_bytes()));
-    *histogram = entries.into();
+
+    /// So many of them have come.
+    pub(crate) fn pass(&mut self, rows: usize, blobs: &mut Blobs) {
+        self.left = self.left.saturating_sub(rows);
+        if self.left == 0 {
+            self.settle(blobs);
+        }
+    }
+
+    /// Keeps a value for the histogram that `word` names.
+    pub(crate) fn push(&mut self, word: u64, bucket: i32, blobs: &mut Blobs) {
+        self.buckets.push((word, bucket));
+        if self.buckets.len() >= self.most.max(Self::LEAST) {
+            self.most = self.settle(blobs) / Self::SHARE;
+        }
+    }
+
+    /// Adds them; how many buckets those histograms have now.
+    fn settle(&mut self, blobs: &mut Blobs) -> usize {
+        self.buckets.sort_unstable();
+        let of_each = self.buckets.chunk_by(|one, next| one.0 == next.0).map(|buckets| {
+            let mut word = buckets[0].0;
+            let more = of(buckets.iter().map(|&(_, bucket)| bucket));
+            blobs.edit(&mut word, |found| {
+                merge(found, &more);
+                found.len() / ENTRY
+            })
+        });
+        let have = of_each.sum();
+        self.buckets.clear();
+        have
+    }
 }
 
 /// Whether these bytes are a histogram.
@@ -136,15 +239,70 @@ fn rank(q: f64, all: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
 
+    thread_local! {
+        static MOVED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn moved(bytes: usize) {
+        MOVED.set(MOVED.get() + bytes / ENTRY);
+    }
+
+    /// The entries that were moved in this thread to make room for others.
+    pub(crate) fn entries_moved() -> usize {
+        MOVED.take()
+    }
+
+    /// The twin: one value after the other.
     fn of(values: &[f64], digits: u8) -> Box<[u8]> {
-        let mut histogram = Box::default();
-        values.iter().for_each(|&value| insert(&mut histogram, value, digits));
+        let mut histogram: Box<[u8]> = Box::default();
+        for bucket in values.iter().map(|&value| bucket_of(value, digits)) {
+            if !count(&mut histogram, bucket) {
+                let mut entries = histogram.into_vec();
+                let at = find(&entries, bucket).unwrap_err();
+                entries.splice(at..at, bucket.to_le_bytes().into_iter().chain(1_u64.to_le_bytes()));
+                histogram = entries.into();
+            }
+        }
         histogram
+    }
+
+    proptest! {
+        #[test]
+        fn many_at_a_time_is_one_after_the_other(
+            values in prop::collection::vec(-1e3..1e3, 0..2_000), cuts in prop::collection::vec(0usize..2_000, 0..9), digits in 0u8..=MOST,
+        ) {
+            let mut histogram: Box<[u8]> = Box::default();
+            let mut cuts = [cuts, vec![0, values.len()]].concat();
+            cuts.iter_mut().for_each(|cut| *cut = (*cut).min(values.len()));
+            cuts.sort_unstable();
+            for part in cuts.windows(2).map(|ends| &values[ends[0]..ends[1]]) {
+                let mut buckets: Vec<i32> = part.iter().map(|&value| bucket_of(value, digits)).collect();
+                buckets.sort_unstable();
+                merge(&mut histogram, &super::of(buckets.into_iter()));
+            }
+            prop_assert_eq!(histogram, of(&values, digits));
+        }
+    }
+
+    #[test]
+    fn few_are_squeezed_in_among_many() {
+        let many: Vec<f64> = (1..=1_000).map(|number| f64::from(number * 4)).collect();
+        // Below, above, between, twice between the same ones, and one that is there.
+        let few = [-1.0, 1.0, 2_001.0, 2_002.0, 2_004.0, 3_999.0, 5_000.0];
+        let mut histogram = of(&many, MOST);
+        entries_moved();
+        merge(&mut histogram, &of(&few, MOST));
+        assert_eq!(histogram, of(&[&many[..], &few].concat(), MOST));
+        assert_eq!(entries_moved(), 1_006, "once for all");
+        merge(&mut histogram, &of(&few, MOST));
+        assert_eq!(entries_moved(), 0, "those that are there are counted where they stand");
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub struct Counts {
 
 impl ByEpoch {
     fn new(config: &GroupConfig) -> Self {
-        Self { keep: config.keep.clone(), weigh: config.plan.is_metered(), ..Self::default() }
+        Self { keep: config.keep.clone(), weigh: config.eager, ..Self::default() }
     }
 
     fn file(&self, epoch: u64, batch: RecordBatch) -> Result<(), BoxError> {

@@ -47,7 +47,8 @@ pub struct Inline {
     slice: u32,
     slice_rows: usize,
     finished: bool,
-    metered: bool,
+    /// Whether output is handed on before all that was pushed has gone through.
+    eager: bool,
 }
 
 impl Inline {
@@ -58,14 +59,14 @@ impl Inline {
     pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<Piece>) -> Result<Self, HostError> {
         let mut config = GroupConfig::founding(plan, callbacks, BITS, 1);
         config.wanted = Some(Vec::new()); // a pull gives rows of one schema
+        config.eager = config.plan.is_metered() || config.plan.overlaps();
         let shared = Shared::new(&config, &[0], &mut Resident::fresh())?;
         let endpoint = fabric::threads(1).into_iter().next().expect("a fabric of one worker has one endpoint");
         let mut worker = Worker::new(endpoint);
         let mut built = build::build(&mut worker, &config, &shared, piece)?;
         drop(built.control.take()); // nothing moves: a closed control input routes at once
-        let metered = config.plan.is_metered();
-        let slice_rows = if metered { config.slice_rows } else { usize::MAX };
-        Ok(Inline { worker, built, slice: 0, slice_rows, finished: false, metered })
+        let slice_rows = if config.plan.is_metered() { config.slice_rows } else { usize::MAX };
+        Ok(Inline { worker, built, slice: 0, slice_rows, finished: false, eager: config.eager })
     }
 
     /// Takes one block in: of a source of the plan, or of a side of the keyed step that the piece begins with. Nothing happens before the
@@ -114,7 +115,7 @@ impl Inline {
                 true => self.built.probes.output.done(),
                 false => !self.built.probes.output.less_than(&FlowTime::new(0, self.slice)),
             };
-            let made = match self.metered {
+            let made = match self.eager {
                 true => {
                     let worth = if idle { Worth::default() } else { WORTH_TELLING };
                     self.built.outputs.take_worth(worth)?.map(|(_, rows)| rows).into_iter().collect()

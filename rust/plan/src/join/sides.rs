@@ -1,8 +1,9 @@
 //! The native state of one bin under a join: the rows of both sides by key.
 //!
 //! A row is known by its side, its key, its time (0 where the join has no interval) and a number that tells rows of one time apart, in the
-//! order in which they came. The rows of a key and side stand in that order, so what an interval holds is one stretch, and what is over goes from
-//! the front. Bytes of rows and names of keys lie in an [`Arena`]; a key has no allocation of its own before a second row of a side comes.
+//! order in which they came. The rows of a key and side stand in that order ([`Sorted`]), so what an interval holds is one stretch, and what is over
+//! goes from the front; one that comes in the middle moves few others, however many there are. Bytes of rows and names of keys lie in an [`Arena`]; a
+//! key has no allocation of its own before a second row of a side comes.
 //!
 //! Where left rows say until when they are valid, the bytes of each begin with the last time at which one can meet it; their ends are in no order.
 //! Where a right row meets at most one left row, right rows that have met are not kept. Those that have met none, and go with the watermark, stand
@@ -17,7 +18,7 @@
 //! not dropped; rows that wait have come since the mark, and their numbers are below `next`, as are those of all right rows.
 
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut, Range};
+use std::ops::Range;
 
 use hashbrown::HashTable;
 use penstock_bins::{Encoding, Extent};
@@ -29,6 +30,7 @@ use super::waiting::{Waiting, Waits};
 use crate::common::{Common, Lease, Lent, Shared};
 use crate::error::StateFault;
 use crate::panes::CHUNK_BYTES;
+use crate::sorted::Sorted;
 use crate::spec::JoinHow;
 use crate::state::State;
 use crate::wire::{Reader, put_blob, put_i64};
@@ -43,6 +45,8 @@ const LOG_KEPT: usize = 1 << 10;
 const LEAST_DUE: usize = 64;
 /// Where more rows wait on behind a watermark they get an index.
 const WAIT_ON: usize = if cfg!(test) { 4 } else { 256 };
+/// Rows of a side of a key that lie side by side; of more, one that comes or goes moves so many at most.
+const MANY: usize = if cfg!(test) { 4 } else { 256 };
 
 /// What a join does with rows, as its state needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,80 +133,15 @@ impl Row {
     }
 }
 
-/// The rows of a side of a key, of which there is mostly one.
-#[derive(Default)]
-enum Rows {
-    #[default]
-    None,
-    One(Row),
-    Many(Vec<Row>),
-}
+/// The rows of a side of a key, by time and number.
+type Rows = Sorted<Row, MANY>;
 
-impl Deref for Rows {
-    type Target = [Row];
-
-    #[inline]
-    fn deref(&self) -> &[Row] {
-        match self {
-            Self::None => &[],
-            Self::One(row) => std::slice::from_ref(row),
-            Self::Many(rows) => rows,
-        }
-    }
-}
-
-impl DerefMut for Rows {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [Row] {
-        match self {
-            Self::None => &mut [],
-            Self::One(row) => std::slice::from_mut(row),
-            Self::Many(rows) => rows,
-        }
-    }
-}
-
-impl Rows {
-    #[inline]
-    fn insert(&mut self, place: usize, row: Row) {
-        match self {
-            Self::None => *self = Self::One(row),
-            Self::One(first) => {
-                let mut rows = Vec::with_capacity(4);
-                rows.push(*first);
-                rows.insert(place, row);
-                *self = Self::Many(rows);
-            }
-            Self::Many(rows) => rows.insert(place, row),
-        }
-    }
-
-    fn remove(&mut self, place: usize) -> Row {
-        let row = self[place];
-        self.cut(place..place + 1, |_| {});
-        row
-    }
-
-    /// Takes rows away.
-    fn cut(&mut self, range: Range<usize>, mut each: impl FnMut(Row)) {
-        if range.is_empty() {
-            return;
-        }
-        self[range.clone()].iter().for_each(|row| each(*row));
-        if range.len() == self.len() {
-            *self = Self::None;
-        } else if let Self::Many(rows) = self {
-            rows.drain(range);
-        }
-    }
-
-    /// Where a row of a time goes that comes behind all others of it.
-    #[inline]
-    fn behind(&self, time: i64) -> usize {
-        match self.last() {
-            Some(last) if last.time > time => self.partition_point(|row| row.time <= time),
-            _ => self.len(),
-        }
+/// Where a row of a time goes that comes behind all others of it.
+#[inline]
+fn behind(rows: &Rows, time: i64) -> usize {
+    match rows.last() {
+        Some(last) if last.time > time => rows.partition_point(|row| row.time <= time),
+        _ => rows.end(),
     }
 }
 
@@ -245,7 +184,11 @@ impl Key {
     }
 
     fn find(&self, side: usize, id: (i64, u32)) -> Result<usize, usize> {
-        self.rows[side].binary_search_by_key(&id, Row::id)
+        self.rows[side].search(|row| row.id().cmp(&id))
+    }
+
+    fn has(&self, side: usize, time: i64) -> bool {
+        self.rows[side].search(|row| row.time.cmp(&time)).is_ok()
     }
 }
 
@@ -465,7 +408,7 @@ impl Sides {
             }
             self.gone = gone;
             // One of a time is as good as many.
-            if self.keys[at].rows[side].binary_search_by_key(&time, |row| row.time).is_ok() {
+            if self.keys[at].has(side, time) {
                 return Own::Told;
             }
         } else {
@@ -478,8 +421,8 @@ impl Sides {
             }
         }
         let rows = &self.keys[at].rows[side];
-        let place = rows.behind(time);
-        let before = place.checked_sub(1).map(|last| &rows[last]).filter(|last| last.time == time);
+        let place = behind(rows, time);
+        let before = rows.before(place).filter(|last| last.time == time);
         let number =
             before.map_or(0, |last| last.number.checked_add(1).expect("less than 2^32 rows of a key and time"));
         let logged = self.mark | BORN | if met && rules.flags(side) { MET } else { 0 };
@@ -544,7 +487,7 @@ impl Sides {
         mut meets: impl FnMut(Option<u64>, &[u8]),
     ) -> bool {
         let (rules, other) = (self.rules, 1 - side);
-        let found = self.within(at, side, (time, last));
+        let mut found = self.within(at, side, (time, last));
         if rules.once && side == 0 {
             let mut gone = self.take(at, other, found);
             let met = !gone.is_empty();
@@ -556,15 +499,17 @@ impl Sides {
             return met;
         }
         let mut met = false;
-        for place in found {
-            let row = self.keys[at].rows[other][place];
-            if rules.until && side == 1 && row.end < time {
-                continue;
-            }
-            met = true;
-            meets(Some(row.at), self.bytes_of(other, &row));
-            if rules.flags(other) && !row.met() {
-                self.note_met(at, other, place);
+        while let Some(run) = self.keys[at].rows[other].run(&mut found) {
+            for place in run {
+                let row = self.keys[at].rows[other][place];
+                if rules.until && side == 1 && row.end < time {
+                    continue;
+                }
+                met = true;
+                meets(Some(row.at), self.bytes_of(other, &row));
+                if rules.flags(other) && !row.met() {
+                    self.note_met(at, other, place);
+                }
             }
         }
         met
@@ -573,12 +518,12 @@ impl Sides {
     /// Where the left row is kept that a right row meets, of those of a key, where it meets at most one.
     #[inline]
     pub(crate) fn meet_one(&mut self, at: u32, time: i64) -> Option<u64> {
-        let mut found = self.within(at as usize, 1, (time, None));
+        let found = self.within(at as usize, 1, (time, None));
         let rows = &self.keys[at as usize].rows[0];
         let place = match self.rules.until {
             // Those that are not empty are apart: if any, it is the one that began last.
-            true => found.rev().find(|place| rows[*place].time <= rows[*place].end)?,
-            false => found.next()?,
+            true => rows.rfind(found, |row| row.time <= row.end)?,
+            false => Some(found.start).filter(|_| !found.is_empty())?,
         };
         let row = rows[place];
         if self.rules.until && row.end < time {
@@ -612,12 +557,11 @@ impl Sides {
         let rows = &self.keys[at].rows[0];
         let Some(last) = last else {
             // Windows of one start have ends of their own where a zone leaves a day out.
-            let same = || rows.binary_search_by_key(&time, |row| row.time).is_ok();
-            return if self.rules.hold.is_some() { same() } else { !rows.is_empty() };
+            return if self.rules.hold.is_some() { self.keys[at].has(0, time) } else { !rows.is_empty() };
         };
         // Those that are not empty are apart, so of those that begin before this one ends the last also ends last.
-        let begun = &rows[..rows.partition_point(|row| row.time <= last)];
-        time <= last && begun.iter().rev().find(|row| row.time <= row.end).is_some_and(|row| time <= row.end)
+        let begun = 0..rows.partition_point(|row| row.time <= last);
+        time <= last && rows.rfind(begun, |row| row.time <= row.end).is_some_and(|place| time <= rows[place].end)
     }
 
     /// The columns of a row.
@@ -626,26 +570,26 @@ impl Sides {
         self.row_at(side, row.at)
     }
 
-    /// The rows of the other side that one of this side meets; of left rows that say when they are over, those that have begun.
+    /// Where the rows of the other side are that one of this side meets; of left rows that say when they are over, those that have begun.
     #[inline]
     fn within(&self, at: usize, side: usize, (time, last): (i64, Option<i64>)) -> Range<usize> {
         let rows = &self.keys[at].rows[1 - side];
-        let Some(hold) = self.rules.hold else { return 0..rows.len() };
+        let Some(hold) = self.rules.hold else { return 0..rows.end() };
         let first = time.saturating_sub(hold[1 - side]);
         let last = last.unwrap_or(time.saturating_add(hold[side]));
-        if let [only] = &**rows {
+        if let Some(only) = rows.only() {
             return 0..usize::from((first..=last).contains(&only.time));
         }
         let begin = rows.partition_point(|row| row.time < first);
-        begin..begin + rows[begin..].partition_point(|row| row.time <= last)
+        begin..rows.partition_point_from(begin, |row| row.time <= last)
     }
 
     /// Takes rows away; each is to [leave](Self::leave).
     fn take(&mut self, at: usize, side: usize, range: Range<usize>) -> Vec<Row> {
         let mut gone = std::mem::take(&mut self.gone);
         gone.clear();
-        self.rows -= range.len();
         self.keys[at].rows[side].cut(range, |row| gone.push(row));
+        self.rows -= gone.len();
         gone
     }
 
@@ -653,13 +597,7 @@ impl Sides {
     fn take_those(&mut self, at: usize, side: usize, range: Range<usize>, goes: impl Fn(&Row) -> bool) -> Vec<Row> {
         let mut gone = std::mem::take(&mut self.gone);
         gone.clear();
-        for place in range.rev() {
-            let row = self.keys[at].rows[side][place];
-            if goes(&row) {
-                gone.push(self.keys[at].rows[side].remove(place));
-            }
-        }
-        gone.reverse();
+        self.keys[at].rows[side].cut_those(range, goes, |row| gone.push(row));
         self.rows -= gone.len();
         gone
     }
@@ -751,7 +689,7 @@ impl Sides {
                     let rules = self.rules;
                     let rows = &self.keys[at].rows[side];
                     let mut gone = if rules.until && side == 0 {
-                        let all = 0..rows.len();
+                        let all = 0..rows.end();
                         self.take_those(at, side, all, |row| row.end < watermark)
                     } else {
                         let over = rows.partition_point(|row| row.end < watermark);
@@ -886,7 +824,7 @@ impl Sides {
         while let Some(kept) = self.keys.get(key) {
             let told = |row: &Row| !apart || !self.is_logged(row);
             let name = self.arena.get(kept.name);
-            for (at, row) in kept.rows[side].iter().enumerate().skip(from).filter(|(_, row)| told(row)) {
+            for (at, row) in kept.rows[side].iter_from(from).filter(|(_, row)| told(row)) {
                 let bytes = self.arena.get(row.at);
                 if out.len() > empty && out.len() + 48 + name.len() + bytes.len() > CHUNK_BYTES {
                     place.same = Some((key, side, at));
@@ -960,7 +898,7 @@ impl Sides {
         } else {
             let (mut key, mut side, mut from) = place.same.unwrap_or_default();
             while let Some(kept) = self.keys.get(key) {
-                for (at, row) in kept.rows[side].iter().enumerate().skip(from) {
+                for (at, row) in kept.rows[side].iter_from(from) {
                     if writer.len() >= CHUNK_BYTES {
                         place.same = Some((key, side, at));
                         return Some(writer.finish());
@@ -1110,7 +1048,7 @@ impl Sides {
         let mut arena = Arena::default();
         for key in &mut self.keys {
             key.name = arena.put(self.arena.get(key.name));
-            for row in key.rows.iter_mut().flat_map(|rows| &mut **rows) {
+            for row in key.rows.iter_mut().flat_map(Rows::iter_mut) {
                 row.at = arena.put(self.arena.get(row.at));
             }
         }
@@ -1199,7 +1137,7 @@ impl Sides {
     /// The rows of a side.
     pub(crate) fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
         let waiting = self.waiting.iter(0).filter(move |_| side == 1).map(|(_, waits)| waits.row);
-        let rows = self.keys.iter().flat_map(move |key| &*key.rows[side]).map(move |row| self.bytes_of(side, row));
+        let rows = self.keys.iter().flat_map(move |key| key.rows[side].iter()).map(move |row| self.bytes_of(side, row));
         rows.chain(waiting)
     }
 }
@@ -1274,6 +1212,7 @@ mod tests {
 
     use super::*;
     use crate::common::lock;
+    use crate::sorted::MOVED;
 
     /// Behind it there would be no room for the next.
     #[test]
@@ -1430,6 +1369,231 @@ mod tests {
                 prop_assert!(is_like(&sides, &twin));
             }
         }
+    }
+
+    /// A row that is kept of a side, as it is known outside.
+    #[derive(Clone, Copy, Debug)]
+    struct Came {
+        id: u32,
+        key: u64,
+        time: i64,
+        /// The last time at which one can meet it.
+        last: i64,
+        met: bool,
+    }
+
+    /// What a join of two sides keeps, one behind the other as they came.
+    #[derive(Clone, Default)]
+    struct Kept {
+        sides: [Vec<Came>; 2],
+        watermark: i64,
+    }
+
+    const NEAR: (i64, i64) = (-6, 9);
+
+    impl Kept {
+        fn is_met(left: &Came, right: &Came, until: bool) -> bool {
+            let near = if until { 0..=left.last - left.time } else { NEAR.0..=NEAR.1 };
+            left.key == right.key && near.contains(&(right.time - left.time))
+        }
+
+        /// The rows of the other side that one meets, by time.
+        fn meets(&self, side: usize, one: &Came, until: bool) -> Vec<u32> {
+            let is_met = |other: &&Came| match side {
+                0 => Self::is_met(one, other, until),
+                _ => Self::is_met(other, one, until),
+            };
+            let mut met: Vec<&Came> = self.sides[1 - side].iter().filter(is_met).collect();
+            met.sort_by_key(|other| other.time);
+            met.iter().map(|other| other.id).collect()
+        }
+
+        /// What comes out by itself where rows go, by side and number.
+        fn drop_before(&mut self, watermark: i64, rules: Rules) -> Vec<(usize, u32)> {
+            self.watermark = watermark;
+            let mut alone = Vec::new();
+            for side in [0, 1] {
+                let (over, stay): (Vec<_>, Vec<_>) = self.sides[side].iter().partition(|row| row.last < watermark);
+                self.sides[side] = stay;
+                alone.extend(over.iter().filter(|row| rules.keeps(side) && !row.met).map(|row| (side, row.id)));
+            }
+            alone.sort_unstable();
+            alone
+        }
+
+        fn is_kept_by(&self, sides: &Sides) -> bool {
+            let ids = |side: usize| self.sides[side].iter().map(|row| row.id).collect::<Vec<_>>();
+            numbers(sides, 0) == ids(0) && numbers(sides, 1) == ids(1)
+        }
+    }
+
+    /// What is over, until there is nothing more.
+    fn fired(sides: &mut Sides, watermark: i64) -> Vec<(usize, u32)> {
+        let mut alone = Vec::new();
+        let mut take = |side: usize, row: &[u8]| {
+            alone.push((side, number(row)));
+            Ok::<_, Infallible>(row[0] & 1 > 0)
+        };
+        while sides.fire(watermark, &mut take) != Ok(true) {}
+        alone.sort_unstable();
+        alone
+    }
+
+    proptest! {
+        /// Rows in any order, of few keys: each side of one has many.
+        #[test]
+        fn rows_meet_those_that_are_near_in_whatever_order_they_come(
+            deeds in prop::collection::vec((0u8..40, 0u64..2, 0i64..200, 0i64..20), 0..300),
+            how in prop::sample::select(vec![JoinHow::Inner, JoinHow::Full, JoinHow::Semi, JoinHow::Anti]),
+            until: bool,
+        ) {
+            let rules = match until {
+                true => Rules { until, ..Rules::new(how, Some((0, i64::MAX))) },
+                false => Rules::new(how, Some(NEAR)),
+            };
+            let new = || Sides::new(7, rules);
+            let (mut sides, mut files, mut kept, mut saved) = (new(), new(), Kept::default(), Kept::default());
+            for (id, (deed, key, time, long)) in (0u32..).zip(deeds) {
+                let side = usize::from(deed % 2);
+                match deed {
+                    0 => {
+                        let watermark = kept.watermark.max(time / 4);
+                        prop_assert_eq!(fired(&mut sides, watermark), kept.drop_before(watermark, rules));
+                    }
+                    1 | 2 => {
+                        // One without a mark tells all that is there.
+                        files = told(&sides, Extent::Changed, if sides.marked { files } else { new() });
+                        prop_assert!(kept.is_kept_by(&files), "in files");
+                        sides.mark();
+                        saved = kept.clone();
+                        if deed == 2 && long < 5 {
+                            sides.settle();
+                            saved = Kept::default();
+                        }
+                    }
+                    3 => {
+                        sides.rollback();
+                        kept = saved.clone();
+                    }
+                    4 if sides.marked => {
+                        let mut to = new();
+                        to.mark();
+                        prop_assert!(kept.is_kept_by(&told(&sides, Extent::Marked, to)), "moved");
+                    }
+                    4 => sides = told(&sides, Extent::All, new()),
+                    _ if time < kept.watermark => {}
+                    _ => {
+                        let last = match (until, side) {
+                            (true, 0) => time + long,
+                            (true, _) => time,
+                            (false, _) => time + [NEAR.1, -NEAR.0][side],
+                        };
+                        let mut one = Came { id, key, time, last, met: false };
+                        let found = (key, &[key as u8][..], sides.find(key, &[key as u8]));
+                        let (mut met, times) = (Vec::new(), (time, (until && side == 0).then_some(last)));
+                        let own = sides.add(side, found, times, &id.to_le_bytes(), |_, other| met.push(number(other)));
+                        let expected = kept.meets(side, &one, until);
+                        let is_met = |row: &Came| expected.contains(&row.id);
+                        match (how, side) {
+                            (JoinHow::Semi | JoinHow::Anti, 0) => {
+                                let alone = how == JoinHow::Semi && !expected.is_empty();
+                                prop_assert_eq!(own, if alone { Own::Alone } else { Own::Told });
+                                prop_assert!(met.is_empty());
+                                if expected.is_empty() {
+                                    kept.sides[0].push(one);
+                                }
+                            }
+                            (JoinHow::Semi | JoinHow::Anti, _) => {
+                                prop_assert_eq!(met, if how == JoinHow::Semi { expected.clone() } else { Vec::new() });
+                                kept.sides[0].retain(|row| !is_met(row));
+                                if !kept.sides[1].iter().any(|row| (row.key, row.time) == (key, time)) {
+                                    kept.sides[1].push(one);
+                                }
+                            }
+                            _ => {
+                                prop_assert_eq!((own, &met), (Own::Told, &expected));
+                                kept.sides[1 - side].iter_mut().filter(|row| is_met(row)).for_each(|row| row.met = true);
+                                one.met = !expected.is_empty();
+                                kept.sides[side].push(one);
+                            }
+                        }
+                    }
+                }
+                prop_assert!(kept.is_kept_by(&sides));
+            }
+            prop_assert_eq!(fired(&mut sides, i64::MAX), kept.drop_before(i64::MAX, rules));
+        }
+    }
+
+    /// Numbers below one, each once, in no order.
+    fn shuffled(count: i64) -> impl Iterator<Item = i64> {
+        (0..count).map(move |number| number * 1_000_003 % count)
+    }
+
+    #[test]
+    fn rows_that_come_in_any_order_move_few_others() {
+        const COUNT: i64 = 20_000;
+        let none = |_: Option<u64>, _: &[u8]| {};
+        for how in [JoinHow::Inner, JoinHow::Semi] {
+            for numbers in
+                [&mut (0..COUNT) as &mut dyn Iterator<Item = i64>, &mut (0..COUNT).rev(), &mut shuffled(COUNT)]
+            {
+                let (mut sides, before) = (Sides::new(7, Rules::new(how, Some((-5, 5)))), MOVED.get().0);
+                for number in numbers {
+                    // One of a pair is behind the other, so that those of a semi-join wait for each other.
+                    for (side, time) in [(0, number * 10), (1, (COUNT - number) * 10)] {
+                        let at = sides.find(7, &[]);
+                        sides.add(side, (7, &[], at), (time, None), &[0; 4], none);
+                    }
+                }
+                let moved = MOVED.get().0 - before;
+                assert!(moved <= 40 * COUNT as usize, "{moved} rows were moved for {COUNT} of each side: {how:?}");
+                assert!(sides.rows >= COUNT as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_of_many_rows_does_not_tell_the_order_in_which_they_came() {
+        const COUNT: i64 = 20_000;
+        let rules = Rules::new(JoinHow::Full, Some((-5, 5)));
+        let filled = |numbers: &mut dyn Iterator<Item = i64>| {
+            let mut sides = Sides::new(7, rules);
+            for number in numbers {
+                let at = sides.find(7, b"key");
+                sides.add((number % 2) as usize, (7, b"key", at), (number * 10, None), &[number as u8; 100], |_, _| {});
+            }
+            sides
+        };
+        let (sides, other) = (filled(&mut (0..COUNT)), filled(&mut shuffled(COUNT)));
+        for extent in [Extent::All, Extent::Anew] {
+            let chunks = |sides: &Sides| {
+                let mut encoding = Encoding::of(extent);
+                std::iter::from_fn(|| sides.encode(&mut encoding)).collect::<Vec<_>>()
+            };
+            let written = chunks(&sides);
+            assert!(written.len() > 2 && written == chunks(&other));
+            assert!(chunks(&told(&other, extent, Sides::new(7, rules))) == written);
+        }
+    }
+
+    /// Of those that have begun half have ended, which stay until the watermark comes.
+    #[test]
+    fn rows_go_from_between_others_that_stay() {
+        const COUNT: i64 = 5_000;
+        let rules = Rules { until: true, ..Rules::new(JoinHow::Semi, Some((0, i64::MAX))) };
+        let (mut sides, mut met) = (Sides::new(7, rules), 0);
+        for number in shuffled(COUNT) {
+            let last = if number % 2 == 0 { number } else { 2 * COUNT };
+            let at = sides.find(7, &[]);
+            sides.add(0, (7, &[], at), (number, Some(last)), &[0; 4], |_, _| {});
+        }
+        let before = MOVED.get().0;
+        let at = sides.find(7, &[]);
+        sides.add(1, (7, &[], at), (COUNT, None), &[0; 4], |_, _| met += 1);
+        let moved = MOVED.get().0 - before;
+        assert_eq!((met, sides.rows), (COUNT / 2, COUNT as usize / 2 + 1));
+        assert!(moved <= 4 * COUNT as usize, "{moved} rows were moved where half of {COUNT} go");
     }
 
     /// A row for ever, and one of its key in each epoch: what is known of ends stays as large as what is kept.

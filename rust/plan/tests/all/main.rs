@@ -22,3 +22,4 @@ mod property;
 mod reads;
 mod recut;
 mod top;
+mod windows;

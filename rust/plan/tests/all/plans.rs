@@ -195,6 +195,10 @@ fn windows_are_checked() {
     says(window(&format!(r#""kind":"tumbling","size_us":{day},"zone":"Mars/Olympus""#)), "no time zone 'Mars/Olympus'");
     assert!(compile(&format!(r#"{KEY},{{"op":"window","kind":"session","size_us":1000}},{COUNT}"#)).is_ok());
     says(window(r#""kind":"session","size_us":0"#), "size_us = 0 us: the gap of sessions must be positive");
+    says(
+        window(r#""kind":"session","size_us":2592000000000000000"#),
+        "size_us = 2592000000000000000 us: is longer than the range of event times",
+    );
     says(window(r#""kind":"session","size_us":1500"#), "not a multiple of the event-time column's unit");
     says(window(r#""kind":"session","size_us":1000,"offset_us":1000"#), "no period, offset or zone");
     says(compile(r#"{"op":"window","kind":"session","size_us":1000},{"op":"distinct","columns":["k"]}"#), "only agg");
