@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from textwrap import dedent
 
 import pytest
@@ -93,6 +94,30 @@ def test_what_is_registered_for_the_end_may_still_close_a_run(run: str) -> None:
         """
     done = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("run", ["flow.run(block)", "pk.ordered_map(slow, [1], mode='threads', workers=2)"])
+def test_who_ends_waits_some_seconds_for_a_function_that_goes_on(run: str) -> None:
+    """The rest of what it took; the run was held until then, or dropped by the interpreter."""
+    text = f"""
+        import threading
+        import penstock as pk, pyarrow as pa
+        began, held = threading.Event(), threading.Event()
+        def slow(batch):
+            began.set()
+            held.wait(80)
+            return batch
+        block = pa.table({{"n": range(10)}})
+        flow = pk.Flow("n bigint").map_batches(slow)
+        results = iter({run})
+        threading.Thread(target=next, args=(results,), daemon=True).start()
+        assert began.wait(60)
+        print("the end")
+        """
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr[-2000:]
+    assert time.monotonic() - begun < 60
 
 
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:

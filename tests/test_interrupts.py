@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import subprocess
 import sys
 import textwrap
@@ -411,7 +412,7 @@ def test_an_input_holds_no_capability_of_a_block_that_it_gave() -> None:
 
                 def logic(input: Any, output: Any, frontiers: Any) -> None:
                     for _ in input:
-                        frontiers.activate()
+                        output.activate()
                         break
 
                 return logic
@@ -443,3 +444,99 @@ def test_a_storm_of_signals_costs_a_local_run_nothing() -> None:
         print([batch.column(0)[0].as_py() for batch in got] == list(range(400)), flush=True)
         os._exit(0)
         """)
+
+
+DROPPED = """
+import os, signal, threading, time
+import pyarrow as pa
+import penstock as pk
+from penstock._pump import Pump
+from penstock.ordered._driver import Driver
+
+def told(text):
+    print(text, flush=True)
+
+heard = 0
+
+def handler(number, frame):
+    global heard
+    heard += 1
+    told("heard")
+    if heard > 1 and frame.f_code.co_filename == "<string>":
+        told("ours again")
+        os._exit(0)
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGINT, handler)
+held = threading.Event()
+
+def pause():
+    for _ in range(400):
+        time.sleep(0.05)  # one that begins just behind a signal is not ended by it
+
+def slow(x):
+    told("in")
+    held.wait(50)  # longer than the test, and no interrupt reaches it
+    return x
+
+def struck(close):
+    def closes(self, *limit):
+        os.kill(os.getpid(), signal.SIGINT)  # who waits for this
+        close(self, *limit)
+    return closes
+
+for cls in (Pump, Driver):
+    cls.close = struck(cls.close)
+
+table = pa.table({"k": [1]})
+flow = pk.Flow(table.schema).map_batches(slow)
+
+def collect():
+    try:
+        flow.collect(table)
+    except KeyboardInterrupt:
+        told("ours again")
+        os._exit(0)
+
+def loop():
+    for batch in flow.run(table):
+        pass
+
+def ordered():
+    for item in pk.ordered_map(slow, [1], workers=1, mode="threads"):
+        pass
+
+def left():
+    results = flow.run(table)
+    try:
+        next(results)
+    except KeyboardInterrupt:
+        pass
+    del results
+    pause()
+
+try:
+    FORM()
+except KeyboardInterrupt:
+    pass
+pause()
+"""
+
+
+@pytest.mark.parametrize("form", ["collect", "loop", "ordered", "left"])
+def test_an_interrupt_ends_the_wait_for_a_run_that_is_dropped(form: str) -> None:
+    """It was swallowed there, as was every further one, until a function of the user's returned."""
+    command = [sys.executable, "-c", DROPPED.replace("FORM", form)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "in\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline() == "heard\n"
+        told, wrong = child.communicate(timeout=15)
+    finally:
+        child.kill()
+        child.wait()
+    # Where it ends the wait of __del__ it is raised once more, in who let go of the run.
+    heard = 1 if form == "collect" else 2
+    assert (told, wrong) == (heard * "heard\n" + "ours again\n", "")

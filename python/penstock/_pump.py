@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from penstock._reader import Readers
-from penstock._resume import Aside, caught, in_a_run
+from penstock._resume import Aside, caught, dropped, in_a_run
 from penstock.errors import EngineError, Interrupted
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ AHEAD = 4
 
 
 class LateRows(UserWarning):
-    """Rows are in no window, being late or without event time, and nobody takes the late output."""
+    """Rows that are in no result, since they came late or have no event time, and that no ``late=`` takes."""
 
 
 class LocalResults(Iterator[pa.RecordBatch]):
@@ -339,6 +339,12 @@ class Pump:
         self._error: BaseException | None = None
         self._over = self._quit = self._warned = False
         self._closing: Aside[None] | None = None
+        if not _open:
+            # Ahead of what the native module does at the end: behind that no thread of its own gets anywhere.
+            from penstock import _native  # noqa: F401
+
+            atexit.unregister(_end_all)
+            atexit.register(_end_all)
         _open.add(self)
 
     def fill(self, taken: int) -> list[Any] | None:
@@ -552,11 +558,16 @@ class Pump:
             self._shut()
 
     def _shut(self, limit_s: float | None = None) -> None:
+        if (closing := self._begin_to_shut()) is not None:
+            closing.wait(limit_s)
+
+    def _begin_to_shut(self) -> Aside[None] | None:
         if os.getpid() != self._pid:
-            return
+            return None
         if self._closing is None:
             self._closing = Aside(self.close)
-        self._closing.wait(limit_s)
+        self._closing.start()
+        return self._closing
 
     def close(self) -> None:
         """End the run, in this thread."""
@@ -573,14 +584,14 @@ class Pump:
             at_end()
 
     def __del__(self) -> None:
-        while hasattr(self, "_closing") and os.getpid() == self._pid and not (self._closing and self._closing.ended):
-            if in_a_run():
-                # A function of it in which garbage was collected: it would wait for itself.
-                with contextlib.suppress(KeyboardInterrupt, TimeoutError):
-                    self._shut(0.0)
-                return
-            with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
-                self._shut()
+        if not hasattr(self, "_closing") or os.getpid() != self._pid or (self._closing and self._closing.ended):
+            return
+        if in_a_run():
+            # A function of it in which garbage was collected: it would wait for itself.
+            with contextlib.suppress(KeyboardInterrupt, TimeoutError):
+                self._shut(0.0)
+            return
+        _behind = dropped(self._begin_to_shut, self._shut)  # held until this has returned
 
     def end(self, limit_s: float) -> None:
         """End the run; who is in a function of the user's for longer is left there."""
@@ -598,6 +609,3 @@ def _end_all() -> None:
     for pump in list(_open):
         with contextlib.suppress(Exception):
             pump.end(_EXIT_S)
-
-
-atexit.register(_end_all)

@@ -16,9 +16,12 @@ remembers that, and from then on raises `Interrupted`.
 from __future__ import annotations
 
 import _thread
+import contextlib
+import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, starmap
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,7 +31,7 @@ from penstock.errors import Interrupted, ThreadError
 if TYPE_CHECKING:
     from penstock._native import Handover
 
-__all__ = ["Aside", "Given", "Guarded", "Passed", "caught", "guarded", "pause_at_end"]
+__all__ = ["Aside", "Given", "Guarded", "Passed", "caught", "dropped", "guarded", "pause_at_end"]
 
 T = TypeVar("T")
 
@@ -42,6 +45,11 @@ def pause_at_end() -> None:
     """For loops that wait: keeps a thread here for good once another one ends the interpreter."""
     if (native := _native()) is not None:
         native.pause_at_end()
+
+
+def _is_ending() -> bool:
+    native = _native()
+    return sys.is_finalizing() or (native is not None and native.is_ending())
 
 
 def _native() -> Any:
@@ -63,8 +71,7 @@ class Aside(Generic[T]):
     def start(self) -> None:
         """Begin, unless that was done."""
         if not self._claim.locked():
-            native = _native()
-            if sys.is_finalizing() or (native is not None and native.is_ending()):
+            if _is_ending():
                 self._run()  # a new thread would not run any more, or be refused, or held up
                 return
             try:
@@ -103,6 +110,52 @@ class Aside(Generic[T]):
         if self._error is not None:
             raise self._error
         return self._made[0]
+
+
+class _Behind:
+    """Who holds it has not returned."""
+
+    __slots__ = ("__weakref__",)
+
+
+def dropped(begin: Callable[[], object], wait: Callable[[], object]) -> _Behind:
+    """For ``__del__``: begin what ends a run, and wait for it, unless there is an interrupt: then it ends by itself. At
+    the end of the interpreter that was waited for.
+
+    What is raised in ``__del__`` is printed and forgotten. So an interrupt is raised once more, as soon as nobody holds
+    what this returns: a local variable of ``__del__``.
+    """
+    behind, heard, begun = _Behind(), False, False
+    while not begun:
+        try:
+            begin()
+            begun = True
+        except KeyboardInterrupt:
+            heard = True
+    try:
+        if not (heard or _is_ending()):
+            wait()
+    except KeyboardInterrupt:
+        heard = True
+    if heard:
+        _interrupt_after(behind)
+    return behind
+
+
+def _interrupt_after(behind: _Behind) -> None:
+    gate = _thread.allocate_lock()
+    gate.acquire()
+    # No code of Python runs between its end and the caller's next step: an interrupt would come to that code.
+    release: Any = gate.__exit__
+    end = weakref.ref(behind, release)
+
+    def interrupt() -> None:
+        if gate.acquire() and end() is None:
+            # To the thread, so that what it waits for ends as well.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with contextlib.suppress(RuntimeError):  # at the end of the interpreter
+        _thread.start_new_thread(interrupt, ())
 
 
 def in_a_run() -> bool:

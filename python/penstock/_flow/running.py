@@ -161,7 +161,8 @@ class Running(FlowBase):
         >>> flow.collect(pa.table({"k": [1, 1, 1]})).to_pylist()
         [{'k': 1, 'n': 3}]
         """
-        return pa.Table.from_batches(self.run(source, workers, **options), schema=self.output_schema)
+        with self.run(source, workers, **options) as results:
+            return pa.Table.from_batches(results, schema=self.output_schema)
 
     def run_into(self, sink: BatchSink, source: Any, workers: int = 1, **options: Any) -> RunSummary:
         """Run in this process and hand every output batch to a sink.
@@ -217,7 +218,7 @@ class Running(FlowBase):
         ----------
         workers : int, default 1
             Threads.
-        late : callable, optional
+        late : callable, or dict of name to callable, optional
             As for `run`.
         sides : dict of name to callable, optional
             As for `run`.
@@ -231,7 +232,7 @@ class Running(FlowBase):
         Returns
         -------
         LocalSession
-            A context manager with `run`, `migrate` and `stats`.
+            A context manager with `run`, `stats`, and what moves, splits and evens out bins while it runs.
 
         Examples
         --------

@@ -27,9 +27,10 @@ import os
 import time
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from penstock._resume import Aside, caught, in_a_run
+from penstock._resume import Aside, caught, dropped, in_a_run
 from penstock.errors import ForkError, Interrupted, NotPicklable, OrderedError
 from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
 from penstock.ordered._operators import Operator, Stateless, compile_steps, finishes, serial
@@ -482,9 +483,8 @@ class Driver:
             # A function of it in which garbage was collected: it would wait for itself.
             self._shut(wait=False)
             return
-        while hasattr(self, "_closing") and not self._closed and os.getpid() == self._pid:
-            with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
-                self._shut()
+        if hasattr(self, "_closing") and not self._closed and os.getpid() == self._pid:
+            _behind = dropped(partial(self._shut, wait=False), self._shut)  # held until this has returned
 
     def stats(self) -> Stats:
         """See `Stats`."""
