@@ -193,7 +193,8 @@ class Sessions:
 
     def get(self, master: str, settings: Mapping[str, str] | None = None) -> Any:
         pytest.importorskip("pyspark")
-        from penstock.spark._session.java import JavaNotFound, ensure_java
+        from penstock.errors import JavaNotFound
+        from penstock.spark._session.java import ensure_java
 
         kind = (master, dict(settings or {}))
         if self.session is not None and self.kind == kind and self.session.sparkContext._jsc is not None:

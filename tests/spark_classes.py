@@ -17,7 +17,8 @@ from typing import Any
 
 import pyspark
 
-from penstock.spark._session.java import JavaNotFound, find_java
+from penstock.errors import JavaNotFound
+from penstock.spark._session.java import find_java
 
 _FOLDER = Path(__file__).resolve().parents[1] / "target" / "spark-classes"
 #: JVMs that live for seconds spend most of them on compiling well what runs once.

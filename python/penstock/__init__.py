@@ -146,16 +146,30 @@ _HOMES = {
 
 #: What names of ``pyspark.sql.functions`` are called here, or what does their work.
 _INSTEAD = {
+    "any_value": "first",
+    "approxCountDistinct": "approx_count_distinct",
     "approx_percentile": "approx_quantile",
     "avg": "mean",
+    "collect_list": "Flow.stateful_map, or Flow.aggregate with a penstock.Aggregator",
+    "collect_set": "Flow.distinct, or Flow.aggregate with a penstock.Aggregator",
     "col": "the column's name as text, such as penstock.sum('price')",
     "countDistinct": "count_distinct",
+    "count_if": "Flow.map_batches to keep the rows, then count",
+    "explode": "Flow.flat_map",
+    "expr": "Flow.map_batches, with pyarrow.compute",
+    "first_value": "first",
+    "last_value": "last",
+    "lit": "Flow.map_batches, with pyarrow.compute",
+    "median": "approx_quantile('column', 0.5)",
+    "pandas_udf": "Flow.map_batches",
+    "percentile": "approx_quantile",
     "percentile_approx": "approx_quantile",
     "session_window": "session",
     "stddev_samp": "stddev",
     "std": "stddev",
     "udf": "Flow.map_batches or Flow.flat_map",
     "var_samp": "variance",
+    "when": "Flow.map_batches, with pyarrow.compute.if_else",
     "window": "tumbling, sliding or session",
 }
 

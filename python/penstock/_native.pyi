@@ -31,6 +31,7 @@ class _PlanPiece(TypedDict, total=False):
     end: tuple[int, int] | None
 
 class _PlanFacts(TypedDict):
+    event_time: str | None
     output_schema: Schema
     needs_order: bool
     pieces: list[_PlanPiece]
@@ -42,6 +43,7 @@ class _PlanFacts(TypedDict):
     dot: str
 
 class _StepReport(TypedDict):
+    epoch: int
     step: int
     bins: int
     started_ns: int

@@ -1,4 +1,5 @@
-"""Every exception that penstock raises on purpose.
+"""Every exception that penstock raises on purpose, but for those of builtin kinds that Python's own protocols want:
+`TimeoutError` of ``wait(timeout)``, `EOFError` of a sequencer that is over, and what Spark's ``GroupState`` raises.
 
 One base, `PenstockError`; each child is also a builtin kind, so that code that knows nothing of penstock
 still catches it sensibly. Exceptions carry data as attributes, not only prose, and pickle with it (a Spark
@@ -27,6 +28,7 @@ __all__ = [
     "Interrupted",
     "ItemTimeout",
     "ItemsLost",
+    "JavaNotFound",
     "KeyNullError",
     "NotPicklable",
     "OrderedError",
@@ -332,8 +334,8 @@ class ItemTimeout(OrderedError, TimeoutError):
     Attributes
     ----------
     item, last : int or None
-        Number of the first and the last item of the call, counted from 0 along the input; the same without `chunk=`.
-        None is the end of the input, where `finish` is called.
+        Number of the first and the last item of the call, counted from 0 along the input: equal unless `chunk=` was
+        given. None is the end of the input, where `finish` is called.
     step : str
         The function, such as ``map resize``.
     timeout : float
@@ -367,6 +369,10 @@ class NotPicklable(OrderedError, TypeError):
 
 class UnsupportedSession(PenstockError, TypeError):
     """This kind of Spark session cannot do what was asked; the message names what can."""
+
+
+class JavaNotFound(PenstockError, RuntimeError):
+    """No Java that Spark can use; the message lists what was tried and how to get one."""
 
 
 #: Class of a failure that a member reports, by its kind; an EngineError where none is named.

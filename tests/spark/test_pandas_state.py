@@ -162,3 +162,38 @@ def test_a_stream_without_watermark_has_no_event_time_timeouts(spark: Any) -> No
         df.withWatermark("ts", "3 seconds"), "k", make_sessions(), OUTPUT, STATE, "update", "EventTimeTimeout"
     )
     assert (stream.flow.event_time, stream.flow.lateness_ms) == ("ts", 3_000)
+
+
+def test_the_step_has_a_name_and_side_outputs_and_what_has_no_effect_is_refused(spark: Any, tmp_path: Path) -> None:
+    schema = "k string, n bigint"
+    spark.createDataFrame([("a", 1), ("b", 2)], schema).write.parquet(str(tmp_path / "in"))
+    df = spark.readStream.schema(schema).parquet(str(tmp_path / "in"))
+
+    def apart(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+        for frame in frames:
+            yield frame
+            yield pk.side("odd", frame[frame.n % 2 == 1])
+
+    arguments = apart, schema, "n bigint"
+    stream = pk.spark.apply_in_pandas_with_state(df, "k", *arguments, name="apart", sides={"odd": schema})
+    found: list[Any] = []
+    odd: list[Any] = []
+    with pk.Engine(spark, workers=1) as engine:
+        query = stream.start(
+            engine,
+            lambda df, batch_id: found.extend(df.collect()),
+            sides={"odd": lambda df, batch_id: odd.extend(df.collect())},
+            checkpointLocation=str(tmp_path / "checkpoint"),
+        )
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+    assert (sorted(map(tuple, found)), list(map(tuple, odd))) == ([("a", 1), ("b", 2)], [("a", 1)])
+    assert pk.state.operators(str(tmp_path / "checkpoint")).column("name").to_pylist() == ["apart"]
+    with pytest.raises(ConfigError, match="partitions=3: a stream has the workers of its engine"):
+        pk.spark.apply_in_pandas_with_state(df, "k", *arguments, partitions=3)
+    with pytest.raises(ConfigError, match="one output"):
+        pk.spark.apply_in_pandas_with_state(spark.range(1), "id", *arguments, sides={"odd": schema})
+    with pytest.raises(ConfigError, match="name columns by their names"):
+        pk.spark.apply_in_pandas_with_state(df, df.k, *arguments)

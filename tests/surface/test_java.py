@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import JavaNotFound
 from penstock.spark._session import java as java_module
-from penstock.spark._session.java import JavaNotFound, ensure_java, find_java, own_python
+from penstock.spark._session.java import ensure_java, find_java, own_python
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the launcher is a POSIX script")
 

@@ -45,6 +45,25 @@ def test_nothing_else_is_shown(name: str) -> None:
     assert dir(module) == sorted(module.__all__)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("avg", "mean"),
+        ("collect_list", "Flow.stateful_map"),
+        ("lit", "Flow.map_batches"),
+        ("median", "approx_quantile"),
+    ],
+)
+def test_functions_of_spark_say_what_does_their_work(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"use {instead}"):
+        getattr(pk, name)
+
+
+def test_every_error_has_the_base_that_is_promised() -> None:
+    found = [getattr(pk.errors, name) for name in pk.errors.__all__ if name != "from_failure"]
+    assert all(issubclass(error, pk.PenstockError) for error in found) and pk.errors.JavaNotFound in found
+
+
 def test_what_users_name_is_reachable() -> None:
     assert pk.report.Timeline and issubclass(pk.LateRows, UserWarning) and pk.GroupState.__doc__
 

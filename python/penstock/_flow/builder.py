@@ -19,28 +19,47 @@ __all__ = ["Flow"]
 
 _KEEP = "keep rows with .map_batches(lambda b: b.filter(pc.greater(b['price'], 100))), pc being pyarrow.compute"
 _KEYED = "write .key_by('column').agg(n=penstock.count())"
+_MAP = "write .map_batches(f, schema) with a function of batches"
+_COLUMNS = (
+    "write .map_batches(lambda b: b.append_column('twice', pc.add(b['a'], b['a'])), schema='a bigint, twice bigint'),"
+    " pc being pyarrow.compute"
+)
 _RUN = "flow.run(data) gives batches, flow.collect(data) a table, print(flow) shows the steps"
 #: What does the work of methods that DataFrames have.
 _INSTEAD = {
+    "applyInPandas": "write .key_by('column').apply_in_pandas_with_state(...), or .stateful_map(...)",
+    "applyInPandasWithState": "write .key_by('column').apply_in_pandas_with_state(...)",
     "collect_list": "write .key_by('column').stateful_map(...), or .aggregate(...) with a penstock.Aggregator",
     "drop": "give the columns that stay: .map_batches(lambda b: b.select(['a']), schema='a bigint')",
+    "crossJoin": "write .join(other, on='column') with a column that is equal on both sides",
     "dropDuplicates": "write .distinct('column')",
+    "dropDuplicatesWithinWatermark": "write .key_by('column').stateful_map(..., ttl='1h')",
+    "dropna": _KEEP,
     "drop_duplicates": "write .distinct('column')",
+    "fillna": _COLUMNS,
     "filter": _KEEP,
     "groupBy": _KEYED,
     "group_by": _KEYED,
     "groupby": _KEYED,
+    "head": _RUN,
     "limit": ".top(10, by='column') keeps the rows with the greatest values",
+    "mapInArrow": _MAP,
+    "mapInPandas": _MAP,
     "map": "write .map_batches(f, schema) with a function of batches, .flat_map(f, schema, rows=True) with one of rows",
     "orderBy": "its output has no order: sort what comes out, or keep the greatest with .top(10, by='column')",
+    "printSchema": "flow.output_schema has the columns, print(flow) shows the steps",
+    "schema": "flow.output_schema has the columns of the output",
+    "selectExpr": _COLUMNS,
     "select": "write .map_batches(lambda b: b.select(['a', 'b']), schema='a bigint, b string')",
     "show": _RUN,
     "sort": "its output has no order: sort what comes out, or keep the greatest with .top(10, by='column')",
+    "take": _RUN,
     "toPandas": "write .collect(data).to_pandas()",
     "unionByName": "write .union(other)",
     "where": _KEEP,
-    "withColumn": "write .map_batches(lambda b: b.append_column('twice', pc.add(b['a'], b['a'])), schema='a bigint,"
-    " twice bigint'), pc being pyarrow.compute",
+    "withColumn": _COLUMNS,
+    "withColumnRenamed": "write .map_batches(lambda b: b.rename_columns(['a', 'c']), schema='a bigint, c string')",
+    "withColumns": _COLUMNS,
     "withWatermark": "say it of the input: penstock.Flow(schema, event_time='ts', lateness='10s')",
     "writeStream": "write df.writeStream.foreachBatch(engine.foreach_batch(flow, sink)) with a penstock.Engine",
 }

@@ -564,7 +564,7 @@ def spark_session(
     """
     if importlib.util.find_spec("pyspark") is None:
         raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'")
-    from penstock.spark._session.java import JavaNotFound
+    from penstock.errors import JavaNotFound
     from penstock.spark._session.session import private_session
 
     chosen = {"spark.sql.shuffle.partitions": str(workers)} | dict(settings or {})

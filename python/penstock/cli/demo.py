@@ -22,8 +22,8 @@ def demo(
             5,
             3600,
             kind=float,
-            help="How long bids are generated at least: until all that is planned has happened. The rest takes about"
-            " 40 s more.",
+            help="Least time for which bids are generated: it goes on until all moves are done. Start and check take"
+            " about 40 s more.",
         ),
     ] = 20.0,
     rate: Annotated[int, number_option("--rate", 100, 1_000_000, help="Bids per second.")] = 20_000,
@@ -53,7 +53,8 @@ def demo(
     if not os.access(there, os.W_OK):
         raise UsageError(f"--output {output}: the folder {there} is not writable")
     from penstock.demo import DemoConfig, main
-    from penstock.spark._session.java import JavaNotFound, ensure_java
+    from penstock.errors import JavaNotFound
+    from penstock.spark._session.java import ensure_java
 
     try:
         ensure_java()

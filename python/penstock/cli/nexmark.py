@@ -34,6 +34,30 @@ __all__ = ["EPILOG", "nexmark"]
 _BATCH_ROWS = 8192
 
 EPILOG = """
+**Queries**
+
+`q1`: each bid in another currency: auction, bidder, price, date_time.
+
+`q2`: bids on every 123rd auction: auction, price.
+
+`q3`: people of three states and the auctions of category 10 that they sell: name, city, state, id.
+
+`winning_bids`: the bid that each auction closes with: auction, seller, category, expires, price, bidder.
+
+`q4`: average closing price of a category: category, sum_price, n, avg_price. `q4_stream`: the same after each closing.
+
+`q5_beam`, `q5_mega`: the auctions with most bids per sliding window, all ties: window_start, window_end, auction, num.
+
+`q6`: average of the last ten closing prices of a seller: seller, n, avg_price. `q6_stream`: after each closing.
+
+`q7_beam`, `q7_mega`: the highest bids per window, all ties: window_start, window_end, price, auction, bidder,
+date_time.
+
+`q8_tumble`: people and what they sell in the window in which they came: window_start, window_end, id, name, auction,
+reserve. `q8_horizon`: the same within a time after they came: id, name, auction, reserve, person_time, auction_time.
+
+`_beam` and `_mega` differ in the lengths that params.json has for them.
+
 **Examples**
 
 `penstock nexmark --query q5_beam --input DIR --output out.parquet`

@@ -246,6 +246,34 @@ class Output:
         """
         self._ports.send(capability._native, block, at)
 
+    def activate(self) -> None:
+        """Make this operator run again, also when nothing comes: for logic with more to do than one step should take.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         @stream.unary
+        ...         def countdown(capability):
+        ...             left = [3]
+        ...             def logic(input, output, frontiers):
+        ...                 if left[0]:
+        ...                     output.send(capability, [left[0]])
+        ...                     left[0] -= 1
+        ...                     output.activate()
+        ...                 else:
+        ...                     capability.drop()
+        ...             return logic
+        ...         seen = countdown.collect()
+        ...     numbers.close()
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [3]), (0, [2]), (0, [1])]]
+        """
+        self._ports.activate()
+
 
 class Frontiers:
     """What may still come at the inputs of an operator, and notifications when a time is complete.
@@ -398,34 +426,6 @@ class Frontiers:
         See `Frontiers`.
         """
         return iter(self._complete)
-
-    def activate(self) -> None:
-        """Make this operator run again, also when nothing comes: for logic with more to do than one step should take.
-
-        Examples
-        --------
-        >>> import penstock as pk
-        >>> def program(worker):
-        ...     with worker.dataflow() as scope:
-        ...         numbers, stream = scope.input()
-        ...         @stream.unary
-        ...         def countdown(capability):
-        ...             left = [3]
-        ...             def logic(input, output, frontiers):
-        ...                 if left[0]:
-        ...                     output.send(capability, [left[0]])
-        ...                     left[0] -= 1
-        ...                     frontiers.activate()
-        ...                 else:
-        ...                     capability.drop()
-        ...             return logic
-        ...         seen = countdown.collect()
-        ...     numbers.close()
-        ...     return seen
-        >>> pk.execute(program, workers=1)
-        [[(0, [3]), (0, [2]), (0, [1])]]
-        """
-        self._ports.activate()
 
 
 def wrap(

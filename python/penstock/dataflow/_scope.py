@@ -78,10 +78,9 @@ class Scope:
     def source(self, constructor: Constructor, *, name: str | None = None) -> Stream[Any]:
         """A stream that logic of its own produces: ``constructor(capability) -> logic(output)``.
 
-        The logic runs once when the dataflow starts and then whenever it was asked to by `Output`'s operator; it
-        sends with the capability and drops it when it is done. For what the program has at hand, `input` is simpler.
-        At a worker that joins a run the capability is good for nothing: sources of this kind speak at those that a run
-        begins with, `input` at all.
+        The logic runs once when the dataflow starts, and again where it has called `Output.activate`; it sends with the
+        capability and drops it when it is done. For what the program has at hand, `input` is simpler. A worker that
+        joins a run cannot send with it: use `input` where workers join.
 
         Examples
         --------
@@ -89,14 +88,18 @@ class Scope:
         >>> def program(worker):
         ...     with worker.dataflow() as scope:
         ...         def start(capability):
+        ...             left = [2, 1]
         ...             def logic(output):
-        ...                 with capability:
-        ...                     output.send(capability, [worker.index])
+        ...                 output.send(capability, [left.pop()])
+        ...                 if left:
+        ...                     output.activate()
+        ...                 else:
+        ...                     capability.drop()
         ...             return logic
         ...         seen = scope.source(start).collect()
         ...     return seen
-        >>> pk.execute(program, workers=2)
-        [[(0, [0])], [(0, [1])]]
+        >>> pk.execute(program, workers=1)
+        [[(0, [1]), (0, [2])]]
         """
         return self.operator([], constructor, name=name or f"source {name_of(constructor)}")
 
@@ -104,6 +107,8 @@ class Scope:
         self, inputs: Iterable[Stream[Any]], constructor: Constructor, *, name: str | None = None
     ) -> Stream[Any]:
         """An operator over any number of streams: ``constructor(capability) -> logic(*inputs, output, frontiers)``.
+
+        Without streams it is a source, whose logic is called with `output` alone.
 
         `Stream.unary` and `Stream.binary` are this for one and two; see there.
 

@@ -21,6 +21,19 @@ from penstock.graph._deltas import Changes, Deltas
 from penstock.graph._edges import read_edges
 from penstock.graph._index import Index
 from penstock.graph._matches import Counted, Matches
+from penstock.graph._options import Options
 from penstock.graph._patterns import atom, cliques, match, pattern
 
-__all__ = ["Changes", "Counted", "Deltas", "Index", "Matches", "atom", "cliques", "match", "pattern", "read_edges"]
+__all__ = [
+    "Changes",
+    "Counted",
+    "Deltas",
+    "Index",
+    "Matches",
+    "Options",
+    "atom",
+    "cliques",
+    "match",
+    "pattern",
+    "read_edges",
+]

@@ -70,7 +70,9 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
     SchemaError
         For a line that is no edge, with ``file`` and ``line``, and for a damaged gzip file.
     OSError
-        When the file cannot be read.
+        When the file cannot be read, as soon as the first batch is asked for.
+    ConfigError
+        For other `ids`.
 
     Examples
     --------
@@ -81,13 +83,13 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
     ...     [row for batch in read_edges(file.name) for row in batch.to_pylist()]
     [{'src': 1, 'dst': 2}, {'src': 2, 'dst': 3}]
     """
+    node_ids(ids)
     return guarded(_read_edges(path, ids), f"the reading of {path}")
 
 
 def _read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"]) -> Iterator[pa.RecordBatch]:
     from penstock import _native
 
-    node_ids(ids)
     name = os.fspath(path)
     reader = _native.GraphText(name, "text" if ids == "text" else "unsigned")
     opened: Any = gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")  # noqa: SIM115

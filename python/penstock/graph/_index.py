@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from penstock._options import whole
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, Ids, sources
 from penstock.graph._matches import Counted, Matches
@@ -97,7 +97,7 @@ class Index:
         ids: Literal["number", "text"] = "number",
         self_loops: Literal["keep", "drop", "refuse"] = "keep",
         shape: Shape = "both",
-        memory: int = 128 << 20,
+        memory: int | str = 128 << 20,
     ) -> Index:
         """Build an index file of edges that need not fit in memory, and map it.
 
@@ -107,9 +107,9 @@ class Index:
             The file; it appears whole or not at all. What was there is replaced.
         relations, columns, ids, self_loops, shape
             As for `Index`. Repeated edges count once.
-        memory : int, default 128 MiB
-            About how many bytes are taken while it is built, at least 1 MiB. What is more goes to files without a name
-            in the folder of `path`: about four times the edges.
+        memory : int or str, default 128 MiB
+            About how many bytes are taken while it is built, at least 1 MiB; or a size such as "1g". What is more goes
+            to files without a name in the folder of `path`: about four times the edges.
 
         Raises
         ------
@@ -129,9 +129,9 @@ class Index:
         from penstock import _native
 
         _check(relations, shape)
-        budget = whole(memory, 1 << 20, 1 << 50)
-        if budget is None:
-            raise ConfigError(f"memory={memory!r} must be an int of {1 << 20} to {1 << 50} bytes")
+        budget = parse_bytes(memory, "memory")
+        if not 1 << 20 <= budget <= 1 << 50:
+            raise ConfigError(f"memory={memory!r} must be {1 << 20} to {1 << 50} bytes")
         kind, opened = sources(relations, columns, ids)
         file = Path(path)
         builder = _native.GraphFileBuilder(kind, file.absolute().parent, budget)
@@ -145,7 +145,7 @@ class Index:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Index:
-        """Map a file that `save` wrote: its pages are shared by all processes of the host that do.
+        """Map a file that `build` or `save` wrote: its pages are shared by all processes of the host that do.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ class Index:
 
     @property
     def ids(self) -> Ids:
-        """What nodes are: int64, uint64 or text."""
+        """What nodes are: "signed" (int64), "unsigned" (uint64) or "text"."""
         kind: Ids = self._handle.ids
         return kind
 
@@ -294,7 +294,9 @@ class Index:
         from penstock import _native
 
         text, bound = pattern_text(pattern), variables(order)
-        how = options or Options()
+        how = Options() if options is None else options
+        if not isinstance(how, Options):
+            raise ConfigError(f"options={options!r} must be penstock.graph.Options(workers=..., batches=..., ...)")
         return _native.GraphSearch(
             self._handle,
             text,

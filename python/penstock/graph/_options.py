@@ -83,7 +83,7 @@ def node_ids(ids: object) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """How a search is run.
+    """How a search of an `Index` is run.
 
     Attributes
     ----------
@@ -97,6 +97,19 @@ class Options:
         Rows per batch of the result.
     in_order : bool
         Whether rows come in the order of one thread.
+
+    Raises
+    ------
+    ConfigError
+        For a number that is none, or out of bounds.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from penstock import graph
+    >>> index = graph.Index({"e": pa.table({"src": [1, 2], "dst": [2, 1]})})
+    >>> index.count("back(x, y) :- e(x, y), e(y, x)", options=graph.Options(workers=2)).count
+    2
     """
 
     workers: int | None = None

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
 from penstock._options import whole
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
 from penstock.ordered._driver import Driver
 from penstock.ordered._iterator import OrderedIterator
@@ -60,7 +61,7 @@ def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
 def check_options(
     workers: int | None,
     in_flight: int | None,
-    in_flight_bytes: int | None,
+    in_flight_bytes: int | str | None,
     mode: str,
     chunk: int | None,
     timeout: Timeout | None,
@@ -79,7 +80,9 @@ def check_options(
     ahead = None if in_flight is None else _number(in_flight, "in_flight", "a number of items", 1 << 40)
     most = IN_FLIGHT_BYTES
     if in_flight_bytes is not None:
-        most = _number(in_flight_bytes, "in_flight_bytes", "a number of bytes", 1 << 60)
+        most = parse_bytes(in_flight_bytes, "in_flight_bytes")
+        if not 1 <= most <= 1 << 60:
+            raise ConfigError(f"in_flight_bytes must be from 1 to {1 << 60} bytes, got {in_flight_bytes!r}")
     size = None if chunk is None else _number(chunk, "chunk", "a number of items", 1 << 24)
     _one_of(mode, "mode", MODES)
     _one_of(reads, "reads", READS)
@@ -99,7 +102,7 @@ def ordered_map(
     *,
     workers: int | None = None,
     in_flight: int | None = None,
-    in_flight_bytes: int | None = None,
+    in_flight_bytes: int | str | None = None,
     mode: str = "auto",
     chunk: int | None = None,
     timeout: Timeout | None = None,
@@ -118,7 +121,7 @@ def ordered_map(
     in_flight : int, optional
         At most so many items are read ahead of the results that were taken; default four chunks per worker, where a
         chunk is a few milliseconds of work at most.
-    in_flight_bytes : int, default 256 MiB
+    in_flight_bytes : int or str, default 256 MiB
         About how many bytes of items may be read ahead.
     mode : {"auto", "inline", "threads", "processes"}
         Where `f` runs. "auto" measures while it runs: in the caller's thread where items are cheap, in threads where
@@ -260,7 +263,7 @@ class Pipeline:
         *,
         workers: int | None = None,
         in_flight: int | None = None,
-        in_flight_bytes: int | None = None,
+        in_flight_bytes: int | str | None = None,
         mode: str = "auto",
         chunk: int | None = None,
         timeout: Timeout | None = None,

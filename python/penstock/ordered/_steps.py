@@ -83,9 +83,13 @@ def _step(kind: str, f: Any, name: str | None, **options: Any) -> Step:
     if not callable(f):
         raise ConfigError(f"{kind}({f!r}): the first argument must be a function")
     _awaited(f, kind)
-    if name is not None and not isinstance(name, str):
-        raise ConfigError(f"{kind}: name must be text, got {name!r}")
+    _text(name, kind)
     return Step(kind, f"{kind} {name or describe(f)}", f, tuple(options.items()))
+
+
+def _text(name: object, kind: str) -> None:
+    if name is not None and not (isinstance(name, str) and name):
+        raise ConfigError(f"{kind}: name must be text, got {name!r}")
 
 
 def _awaited(f: Any, what: str) -> None:
@@ -304,6 +308,7 @@ def flow(flow: Flow, *, name: str | None = None) -> Step:
 
     if not isinstance(flow, Flow):
         raise ConfigError(f"flow({flow!r}): needs a penstock.Flow")
+    _text(name, "flow")
     return Step("flow", f"flow {name or ', '.join(flow.columns)}", None, (("flow", flow), ("keyed", flow.keyed)))
 
 

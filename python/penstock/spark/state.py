@@ -12,7 +12,7 @@ Spark cuts them by default.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,8 @@ def apply_in_pandas_with_state(
     lateness: Duration | None = None,
     timezone: str | None = None,
     partitions: int | None = None,
+    name: str | None = None,
+    sides: Mapping[str, Any] | None = None,
 ) -> DataFrame | StatefulStream:
     """Apply a function written for ``df.groupBy(key).applyInPandasWithState``, unchanged.
 
@@ -72,6 +74,10 @@ def apply_in_pandas_with_state(
         Zone in whose local time frames show timestamps; default ``spark.sql.session.timeZone``.
     partitions : int, optional
         For a batch DataFrame: partitions of the shuffle, default ``spark.sql.shuffle.partitions``.
+    name : str, optional
+        Of the step, by which its state is found again in a flow that was changed.
+    sides : dict of str to schema, optional
+        Side outputs of the function, see `Flow.apply_in_pandas_with_state`; `StatefulStream.start` says where they go.
 
     Returns
     -------
@@ -85,7 +91,8 @@ def apply_in_pandas_with_state(
     UnsupportedSession
         For a Spark Connect session.
     ConfigError
-        When a mode or timeout is unknown, or event-time timeouts have no watermark to go by.
+        When a mode or timeout is unknown, event-time timeouts have no watermark to go by, or `partitions` or `sides`
+        are given where they have no effect.
     SchemaError
         When a column does not exist or a schema cannot be read.
 
@@ -114,13 +121,20 @@ def apply_in_pandas_with_state(
     """
     what = "penstock.spark.apply_in_pandas_with_state"
     require_classic(df, what)
-    keys = (key,) if isinstance(key, str) else tuple(key)
-    if not all(isinstance(name, str) for name in keys):
+    try:
+        keys = (key,) if isinstance(key, str) else tuple(key)
+    except TypeError:  # of a Column of Spark, too
+        keys = ()
+    if not keys or not all(isinstance(one, str) for one in keys):
         raise ConfigError(f"{what} key={key!r}: name columns by their names")
     event_time, delay = _watermark(df, event_time)
     if lateness is None:
         lateness = delay if delay is not None else "0s"
     streaming = bool(df.isStreaming)
+    if streaming and partitions is not None:
+        raise ConfigError(f"{what} partitions={partitions!r}: a stream has the workers of its engine, give none")
+    if sides is not None and not streaming:
+        raise ConfigError(f"{what} sides=: a batch DataFrame has one output; use Flow.collect, or an engine")
     if timeoutConf == EVENT_TIME and event_time is None and streaming:
         raise ConfigError(
             f"{what}: EventTimeTimeout needs a watermark; write df.withWatermark('ts', '10 seconds') before, or say"
@@ -129,7 +143,7 @@ def apply_in_pandas_with_state(
     zone = timezone or str(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
     flow = Flow(to_arrow(df.schema, "the DataFrame"), event_time=event_time, lateness=lateness)
     flow = flow.key_by(*keys)._group_state(
-        func, outputStructType, stateStructType, outputMode, timeoutConf, zone, None, streaming=streaming
+        func, outputStructType, stateStructType, outputMode, timeoutConf, zone, name, sides, streaming=streaming
     )
     return StatefulStream(df, flow) if streaming else run(flow, df, partitions=partitions)
 
@@ -150,7 +164,13 @@ class StatefulStream:
         self.flow = flow
 
     def foreach_batch(
-        self, engine: Engine, sink: Sink, *, late: Sink | None = None, name: str | None = None
+        self,
+        engine: Engine,
+        sink: Sink,
+        *,
+        late: Sink | None = None,
+        sides: Mapping[str, Sink] | None = None,
+        name: str | None = None,
     ) -> BatchFunction:
         """The function for ``DataStreamWriter.foreachBatch``; see `Engine.foreach_batch`."""
         if not hasattr(engine, "foreach_batch"):
@@ -158,11 +178,13 @@ class StatefulStream:
                 f"engine is a {type(engine).__name__}: the state lives in a penstock.Engine; write with"
                 " pk.Engine(spark, workers=2) as engine: stream.start(engine, sink)"
             )
-        return engine.foreach_batch(self.flow, sink, late=late, name=name)
+        return engine.foreach_batch(self.flow, sink, late=late, sides=sides, name=name)
 
-    def writer(self, engine: Engine, sink: Sink, *, late: Sink | None = None) -> DataStreamWriter:
+    def writer(
+        self, engine: Engine, sink: Sink, *, late: Sink | None = None, sides: Mapping[str, Sink] | None = None
+    ) -> DataStreamWriter:
         """A ``DataStreamWriter`` to which a trigger, a name and options can be added before its ``start()``."""
-        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late=late))
+        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late=late, sides=sides))
 
     def start(
         self,
@@ -171,6 +193,7 @@ class StatefulStream:
         *,
         checkpointLocation: str | None = None,
         late: Sink | None = None,
+        sides: Mapping[str, Sink] | None = None,
         queryName: str | None = None,
         trigger: dict[str, Any] | None = None,
         **options: Any,
@@ -187,6 +210,8 @@ class StatefulStream:
             Spark's checkpoint of the source.
         late : callable, optional
             ``late(df, batch_id)`` with the rows that came too late.
+        sides : dict of str to callable, optional
+            The same for each side output, by its name.
         queryName : str, optional
             Spark's name of the query.
         trigger : dict, optional
@@ -199,7 +224,7 @@ class StatefulStream:
         pyspark.sql.streaming.StreamingQuery
             Spark's own; ``engine.finish(query)`` fires the event-time timeouts that are left.
         """
-        writer = self.writer(engine, sink, late=late)
+        writer = self.writer(engine, sink, late=late, sides=sides)
         if checkpointLocation is not None:
             writer = writer.option("checkpointLocation", checkpointLocation)
         if queryName is not None:

@@ -31,7 +31,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Java", "JavaNotFound", "ensure_java", "find_java", "own_python"]
+from penstock.errors import JavaNotFound
+
+__all__ = ["Java", "ensure_java", "find_java", "own_python"]
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +69,6 @@ while [ "$left" -gt 0 ]; do
 done
 exec {java} "$@"
 """
-
-
-class JavaNotFound(RuntimeError):
-    """No Java that Spark can use; the message lists what was tried and how to get one."""
 
 
 @dataclass(frozen=True, slots=True)

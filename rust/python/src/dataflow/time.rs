@@ -10,7 +10,7 @@
 pub(crate) use penstock_progress::nest::Nest;
 use penstock_progress::timestamp::{Product, Timestamp};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBool, PyTuple};
 use smallvec::SmallVec;
 
 use crate::errors::{self, Kind};
@@ -82,7 +82,9 @@ pub(crate) fn to_python<'py, T: Time>(py: Python<'py>, time: &T, depth: usize) -
 /// # Errors
 /// `TimeError` that names the value, and what a time is in this scope.
 pub(crate) fn parse(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Coordinates> {
-    let coordinate = |value: &Bound<'_, PyAny>| value.extract::<u64>().ok();
+    // True is 1 to Python, and hardly meant.
+    let coordinate =
+        |value: &Bound<'_, PyAny>| if value.is_instance_of::<PyBool>() { None } else { value.extract::<u64>().ok() };
     let found: Option<Coordinates> = match value.cast::<PyTuple>() {
         Ok(tuple) if depth > 1 && tuple.len() == depth => tuple.iter().map(|value| coordinate(&value)).collect(),
         Err(_) if depth == 1 => coordinate(value).map(|only| SmallVec::from_slice(&[only])),
