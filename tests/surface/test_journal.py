@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import doctest
+import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -278,3 +281,48 @@ def test_a_query_that_is_dropped_is_forgotten(journal: Journal, lines: pytest.Lo
     journal.forget("q", "people's")
     journal.batch_begun("q", 0)
     assert told(lines) == [{"event": "batch begun", "query": "people's", "batch": 0}]
+
+
+def test_a_query_that_is_refused_before_it_is_one_has_no_series_of_its_own(
+    journal: Journal, lines: pytest.LogCaptureFixture
+) -> None:
+    """Each start of a query without a name has an id of its own, and no series of it would ever go."""
+    before = len(list(journal.counters.samples()))
+    for number in range(100):
+        journal.batch_failed(f"id {number}", 0, 0.1, ValueError("no"), stopped=False)
+    journal.batch_failed("id 100", 0, 0.1, ValueError("no"), stopped=False, name="mine")
+    found = [one for one in journal.counters.samples() if one.name == "penstock_batches_total"]
+    failed = {one.labels["query"]: one.value for one in found if one.labels["outcome"] == "failed"}
+    assert (failed[""], failed["mine"]) == (100, 1)
+    assert len(list(journal.counters.samples())) < before + 10
+    assert [line["query"] for line in told(lines)][-2:] == ["id 99", "mine"]
+
+
+def test_refused_connections_are_told_ever_more_rarely(
+    journal: Journal, lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A health check of a load balancer made a line a second, for as long as the engine lived."""
+    now, count = 1_000.0, 0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    journal.examined(0)
+    told_at: list[tuple[float, int]] = []
+    for _ in range(4 * 3_600):
+        now, count = now + 1.0, count + 2
+        journal.refused(partial(dict, accepted=9, refused_secret=count, refused_slow=0))
+        told_at += [(now - 1_000, vars(record)["connections"]) for record in lines.records]
+        lines.clear()
+    times = [at for at, _ in told_at]
+    assert times[:5] == [1, 31, 61, 121, 241] and len(times) < 35
+    assert sum(connections for _, connections in told_at) > 0.9 * count
+    # Who comes after a long silence is told at once.
+    now += 3_000
+    journal.refused(lambda: {"refused_secret": count})
+    now += 1
+    journal.refused(lambda: {"refused_secret": count + 1})
+    assert [vars(record)["connections"] for record in lines.records][-1] == 1
+
+
+@pytest.mark.parametrize("name", ["e\udc80", "a\u202eb", "a\u2066b"])
+def test_a_line_can_be_written_whatever_people_called_it(name: str) -> None:
+    text = str(journal_module._Line({"event": "batch failed", "query": name}))
+    assert text.encode() and json.loads(text.partition("query=")[2]) == name and not set(name[1:2]) & set(text)

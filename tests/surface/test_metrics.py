@@ -126,6 +126,36 @@ def test_who_says_nothing_is_cut_and_crowds_nobody_out(served: Scrape, monkeypat
     assert ask(served.address)[0].status == 200
 
 
+def test_who_asks_is_answered_though_others_say_nothing(served: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_PATIENCE_S", 600.0)
+    host, _, port = served.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(scrape._MOST)]
+    wait_for(lambda: len(served._server._since) == scrape._MOST)
+    assert [ask(served.address)[0].status for _ in range(3)] == [200, 200, 200]
+    for one in silent:
+        one.close()
+
+
+def test_a_page_that_cannot_be_made_is_said_and_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def text() -> str:
+        raise KeyError("S3CRET")
+
+    one = Scrape("127.0.0.1", 0, "test", text)
+    try:
+        for _ in range(3):
+            response, body = ask(one.address)
+            assert (response.status, body) == (500, b"the figures cannot be told: KeyError, see the log\n")
+        [record] = [line for line in caplog.records if line.levelno == logging.ERROR]
+        assert record.getMessage() == "the page of metrics cannot be made" and record.exc_info
+        monkeypatch.setattr(scrape, "_AGAIN_S", 0.0)
+        ask(one.address)
+        assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 2
+    finally:
+        one.close()
+
+
 def test_a_drop_by_drop_request_is_cut(served: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "_PATIENCE_S", 0.5)
     host, _, port = served.address.rpartition(":")

@@ -136,7 +136,7 @@ class BatchFunction:
         """Whatever a call raises is counted and told, also where it was refused before the query was asked."""
         setup = self._engine._setup
         if setup is not None:
-            name = self._engine._queries.label(call.query_id, call.name or call.query_id)
+            name = self._engine._queries.label(call.query_id, call.name) if call.name else None
             stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
             setup.journal.batch_failed(call.query_id, call.batch, seconds, error, stopped, name)
 

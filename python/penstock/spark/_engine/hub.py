@@ -49,7 +49,7 @@ class Member:
     pid : int
         Process id of the Python worker.
     info : mapping
-        Everything that it told.
+        Everything that it told; nothing any more once it is gone.
     lost : str or None
         Why it is gone.
     dismissed : bool
@@ -354,6 +354,8 @@ class Hub:
         self._settle(calls, lost=member.lost)
         for listener in self._lost:
             listener(member)
+        # An id may be asked about for as long as the engine lives, which may replace thousands of members.
+        member.info, member.process = {}, {}
         self.wake()
 
     def _settle(self, calls: list[Call], answer: Mapping[str, Any] | None = None, lost: str | None = None) -> None:

@@ -40,7 +40,8 @@ FIELDS = (
 )  # fmt: skip
 
 #: Values that stand without quotes.
-_BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
+#: Halves of surrogates, which no file takes, and what turns a line around in a terminal stand between quotes, escaped.
+_BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 #: Characters of a reason at most.
 _LONG = 500
 #: Seconds between two looks at the refused connections.
@@ -201,8 +202,10 @@ class Journal:
         self._behind: set[str] = set()
         #: By handle of a migration: which of `MOVES` it is, its query, and its bins once they are known.
         self._moving: dict[int, tuple[str, str, int | None]] = {}
-        #: Counters of the registry's port as they were told; none is before the engine has looked at its executors.
+        #: Counters of the registry's port as they were added up; none is before the engine has looked at its executors.
         self._refused: dict[str, int] | None = None
+        #: By reason: connections not told yet; since when there are some, when the last ones came, when they are told.
+        self._refusals: dict[str, tuple[int, float, float, float]] = {}
         self._look = 0.0
         for name in ("penstock_members_lost_total", "penstock_members_replaced_total"):
             self.counters.add(name, value=0.0)
@@ -266,9 +269,12 @@ class Journal:
         stopped: bool,
         name: str | None = None,
     ) -> None:
-        """A batch raises, or nobody waits for it any more; `name` is for a query that has had none before."""
+        """A batch raises, or nobody waits for it any more; `name` is for a query that has had none before.
+
+        Without one, too, it counts as of none: each start of such a query has another id, and no series ever goes.
+        """
         outcome = "stopped" if stopped else "failed"
-        self.counters.add("penstock_batches_total", self._name_of(query) or name or query, outcome)
+        self.counters.add("penstock_batches_total", self._name_of(query) or name or "", outcome)
         why = None if stopped else _reason(reason)
         level = logging.INFO if stopped else logging.ERROR
         self._tell(level, f"batch {outcome}", query, name, batch=batch, seconds=seconds, reason=why)
@@ -530,8 +536,15 @@ class Journal:
             reason, new = name.removeprefix(_REFUSED), max(0, count - told.get(name, 0))
             told[name] = max(count, told.get(name, 0))
             self.counters.add("penstock_refused_connections_total", reason, value=new)
+            untold, since, last, again = self._refusals.get(reason, (0, now, now, now))
+            if now - last >= _SLOW_S[1] and not untold:
+                since = again = now
             if new:
-                self._tell(logging.WARNING, "connection refused", connections=new, reason=reason)
+                untold, last = untold + new, now
+            if untold and now >= again:
+                self._tell(logging.WARNING, "connection refused", connections=untold, reason=reason)
+                untold, again = 0, now + min(_SLOW_S[1], max(_SLOW_S[0], now - since))
+            self._refusals[reason] = untold, since, last, again
 
     # Inside
 

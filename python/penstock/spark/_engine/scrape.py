@@ -3,8 +3,9 @@
 Owns: the listener, its thread, and the connections that ask. Anybody who reaches the port may read: it tells names of
 queries and how much passes, never rows, so it is off unless asked for, and best bound to a loopback or pod address.
 
-Invariants: no connection takes more than `_PATIENCE_S`, and there are `_MOST` at most; what is beyond is closed at
-once. Nothing here is waited for by anybody else. After `close` nothing listens.
+Invariants: no connection takes more than `_PATIENCE_S`, and there are `_MOST` at most; a further one ends the oldest.
+Nothing here is waited for by anybody else. After `close` nothing listens. A page that cannot be made is status 500, and
+told.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 #: Connections at once: a scraper has one.
 _MOST = 16
+#: Seconds between two looks for a connection where there is no room for one, as where no file may be opened any more.
+_PAUSE_S = 0.1
+#: Seconds between two times that a page which cannot be made is told.
+_AGAIN_S = 60.0
+_PLAIN = "text/plain; charset=utf-8"
 
 
 def parse_address(given: object) -> tuple[str, int]:
@@ -108,6 +114,7 @@ class _Server(ThreadingMixIn, HTTPServer):
         self.text = text
         self._lock = threading.Lock()
         self._since: dict[socket.socket, float] = {}
+        self._told: float | None = None
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -119,10 +126,35 @@ class _Server(ThreadingMixIn, HTTPServer):
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         with self._lock:
-            if len(self._since) >= _MOST:
-                return False
+            # What says nothing is the oldest, since a scraper's is over within milliseconds.
+            oldest = next(iter(self._since)) if len(self._since) >= _MOST else None
+            if oldest is not None:
+                del self._since[oldest]
             self._since[request] = time.monotonic()
-            return True
+        if oldest is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_PAUSE_S)  # it is asked again at once
+            raise
+
+    def page(self) -> tuple[int, str, bytes]:
+        """Status, type and text of the answer."""
+        try:
+            return 200, CONTENT_TYPE, self.text().encode()
+        except Exception as error:
+            now = time.monotonic()
+            with self._lock:
+                tells = self._told is None or now - self._told >= _AGAIN_S
+                self._told = now if tells else self._told
+            if tells:
+                log.exception("the page of metrics cannot be made")
+            return 500, _PLAIN, f"the figures cannot be told: {type(error).__name__}, see the log\n".encode()
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
@@ -157,9 +189,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, with_body: bool) -> None:
         if self.path.partition("?")[0] != "/metrics":
-            status, kind, body = 404, "text/plain; charset=utf-8", b"only /metrics is here\n"
+            status, kind, body = 404, _PLAIN, b"only /metrics is here\n"
         else:
-            status, kind, body = 200, CONTENT_TYPE, self.server.text().encode()
+            status, kind, body = self.server.page()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
