@@ -34,6 +34,7 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
+from penstock.spark._engine import feeds
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
@@ -570,20 +571,21 @@ def test_a_feed_whose_member_is_gone_reads_its_rows_to_their_end(monkeypatch: py
     assert "member 4 at " in told["gone"]
 
 
-def test_a_member_whose_connections_are_still_accepted_is_gone_when_they_end() -> None:
+def test_a_member_whose_connections_are_still_accepted_is_gone_when_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a killed process had open is closed one by one, the port perhaps last."""
     with socket.create_server(("127.0.0.1", 0)) as port:
         address = f"127.0.0.1:{port.getsockname()[1]}"
         assert lives(address, 0.05), "it says nothing to who says nothing"
         port.accept()[0].close()
         told: list[bool] = []
-        asks = threading.Thread(target=lambda: told.append(lives(address, 60.0)))
+        monkeypatch.setattr(feeds, "_DIAL_S", 60.0)
+        asks = threading.Thread(target=lambda: told.append(lives(address, 240.0)))
         asks.start()
         accepted, _ = port.accept()
         assert not told
         accepted.close()
         asks.join(60)
-    assert told == [False] and not lives(address)
+    assert told == [False] and not lives(address, 60.0)
 
 
 @pytest.mark.parametrize(

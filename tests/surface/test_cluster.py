@@ -39,6 +39,16 @@ print(member.id, member.address, flush=True)
 print(*member.run(), flush=True)
 """
 
+#: With a key of its slot alone, and so many seconds that nothing waits longer than.
+PATIENT = """
+import sys
+from penstock import _native
+key, silence = bytes.fromhex(sys.argv[2]), float(sys.argv[3])
+member = _native.Member(sys.argv[1], key, '{"slot": 3}', silence, 1 << 20, [])
+print(member.address, flush=True)
+member.run()
+"""
+
 
 class Driver:
     """A registry, the members it started, and what they said."""
@@ -370,6 +380,40 @@ def test_an_exception_in_a_member_arrives_whole_and_the_epoch_can_be_done_again(
         driver.feed(member, 1, 0, ks(1, 2))  # what was staged stays until it is discarded
     rows = driver.release({member: [driver.feed(member, 1, 0, ks(1, 2), attempt=8)]}, 1, generation=2)
     assert sorted(row.items() for row in rows) == sorted({"k": k, "n": 2}.items() for k in (1, 2))
+
+
+def test_a_registry_listens_at_an_ipv6_address_as_spark_writes_it() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    with _native.Registry("[::1]", 0, SECRET, "[::1]") as registry:
+        assert registry.address.startswith("[::1]:")
+        member = _native.Member(registry.address, SECRET, '{"role": "test"}')
+        assert member.address.startswith("[::1]:")
+
+
+@pytest.mark.parametrize("silence", [0.5, 1.0, 2.0, 60.0])
+def test_a_member_lives_however_short_its_patience_with_who_says_nothing(silence: float) -> None:
+    """It ends a connection itself after so long: that is no sign of its death."""
+    pytest.importorskip("pyspark")
+    from penstock.spark._engine.feeds import lives
+
+    with _native.Registry("127.0.0.1", 0, SECRET) as registry:
+        key = _native.key_of(SECRET, "member", "3", False)
+        member = subprocess.Popen(
+            [sys.executable, "-c", PATIENT, registry.address, key.hex(), str(silence)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert member.stdout is not None
+            address = member.stdout.readline().strip()
+            assert [lives(address, silence) for _ in range(3)] == [True] * 3
+        finally:
+            member.kill()
+            member.wait()
+        assert not lives(address, silence)
 
 
 def test_a_member_without_the_secret_is_refused_and_counted(driver: Driver) -> None:

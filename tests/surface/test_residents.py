@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from penstock.spark._engine import handles, residents
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.residents import Residents
+from penstock.spark._engine.startup import apart
 from penstock.spark._tasks.place import Secret
 
 pytest.importorskip("pyspark")
@@ -201,6 +203,39 @@ def engine() -> Iterator[Engine]:
             engine.executor.close()
             engine.hub.close()
             context.stop()
+
+
+@pytest.mark.parametrize(
+    ("members", "refused"),
+    [
+        ({"a/1/7": "127.0.0.1:5", "b/1/7": "10.0.0.2:5"}, ["a (JVM 7)"]),
+        ({"a/1/7": "[::1]:5", "b/1/8": "127.0.1.1:6"}, ["a (JVM 7)", "b (JVM 8)"]),
+        ({"a/1/7": "127.0.0.1:5", "a/1/8": "127.0.0.1:6"}, []),
+        ({"a/1/7": "10.0.0.1:5", "b/1/8": "[fe80::1%2]:6"}, []),
+    ],
+)
+def test_data_ports_that_other_machines_cannot_reach_are_refused(members: dict[str, str], refused: list[str]) -> None:
+    """As where the name of the driver is a loopback address on its own machine."""
+    there = [Member(slot, slot, executor, address, 9, {}) for slot, (executor, address) in enumerate(members.items())]
+    findings = apart(there, "driver:9")
+    assert [one.executor for one in findings] == refused
+    assert all("cannot reach" in one.what and "spark.driver.host" in one.fix for one in findings)
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Processes that begin now have the soft limit on open files that is usual."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the limits of other processes are told by Linux")
+def test_a_resident_raises_its_limit_on_open_files(few_files: None, engine: Engine) -> None:
+    """Each query takes three for each worker beside it."""
+    soft, hard = resource.prlimit(engine.serving.pid, resource.RLIMIT_NOFILE)
+    assert soft == hard or soft > 3 * 4_096
 
 
 def spare(engine: Engine) -> subprocess.Popen[bytes]:

@@ -81,7 +81,9 @@ pub enum ClusterError {
     /// A listener has closed every connection before it looked at it.
     #[error(
         "{address} has turned away {tries} connections in {waited:.1?} before the handshake: more of them come than it \
-         serves at a time, or it is not a penstock of this version. Let fewer tasks feed or read at once"
+         serves at a time, it has no open files left, or it is not a penstock of this version. Let fewer tasks feed or \
+         read at once, or see who else connects there (penstock_refused_connections_total with reason slow, crowded or \
+         exhausted, penstock_member_refused_connections_total)"
     )]
     TurnedAway {
         /// Who.

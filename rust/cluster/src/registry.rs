@@ -16,7 +16,9 @@ use serde_json::{Value, json};
 
 use crate::error::{ClusterError, Failure};
 use crate::message::slot_scope;
-use crate::session::{Accepted, Acceptor, Keys, Kind, Limits, Metrics, MetricsSnapshot, Role, Secret, Session};
+use crate::session::{
+    Accepted, Acceptor, Keys, Kind, Limits, Metrics, MetricsSnapshot, Role, Secret, Session, fits, without_brackets,
+};
 
 /// What the registry has to tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,8 +81,6 @@ struct Outgoing {
 struct Entry {
     info: Value,
     writer: Sender<Outgoing>,
-    /// Knows what is too long.
-    session: Session,
     calls: BTreeSet<u64>,
     dismissed: Option<String>,
 }
@@ -129,7 +129,7 @@ impl Registry {
         limits: Limits,
     ) -> Result<Self, ClusterError> {
         let doing = format!("listen on {bind_host}:{port}");
-        let listener = TcpListener::bind((bind_host, port)).map_err(ClusterError::io(doing))?;
+        let listener = TcpListener::bind((without_brackets(bind_host), port)).map_err(ClusterError::io(doing))?;
         let bound = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
         let address = match advertise {
             Some(host) if host.contains(':') && !host.starts_with('[') => {
@@ -184,7 +184,7 @@ impl Registry {
         let (kind, call) = (Kind::Request, self.shared.calls.fetch_add(1, SeqCst));
         let mut members = self.shared.members();
         let entry = members.get_mut(&member).ok_or(ClusterError::UnknownMember { member })?;
-        entry.session.fits(&body, &attachment)?;
+        fits(&body, &attachment, &self.shared.limits)?;
         entry.calls.insert(call);
         // Where the writer has ended the member is lost, and the loss names the call.
         let _ = entry.writer.send(Outgoing { kind, call, body, attachment });
@@ -263,7 +263,6 @@ fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<(u64, Jo
         _ => return Err(ClusterError::Protocol("a member has to join first".into())),
     };
     session.set_read_timeout(Some(shared.limits.silence))?;
-    let mut twin = session.try_clone()?;
     let info = body.json;
     if slot_scope(&info) != scope {
         shared.metrics.refuse(&shared.metrics.refused_role);
@@ -272,16 +271,36 @@ fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<(u64, Jo
         return Err(ClusterError::Protocol("a member of another slot".into()));
     }
     let member = shared.ids.fetch_add(1, SeqCst);
-    // The answer goes first, so that no request can overtake it.
-    session.answer(&Ok(json!({ "ok": true, "member": member })))?;
     let (writer, outgoing) = unbounded();
-    let entry =
-        Entry { info: info.clone(), writer, session: session.try_clone()?, calls: BTreeSet::new(), dismissed: None };
-    let thread = thread::Builder::new().name(format!("penstock-reg-{member}"));
-    let thread = thread.spawn(move || write(&mut twin, &outgoing)).map_err(ClusterError::io("start a thread"))?;
+    let thread = match start_writer(session, member, outgoing) {
+        Ok(thread) => thread,
+        Err(error) => {
+            shared.metrics.refuse(&shared.metrics.refused_exhausted);
+            let message = format!(
+                "the driver has no room for one more member: {error}. Raise the limits of its process (ulimit -n for open files, \
+                 -u for threads)"
+            );
+            session.answer(&Err(Failure::new("exhausted", message)))?;
+            return Err(error);
+        }
+    };
+    // The answer goes first, so that no request can overtake it.
+    if let Err(error) = session.answer(&Ok(json!({ "ok": true, "member": member }))) {
+        drop(writer);
+        // Nothing was to be written, so it has ended.
+        let _ = thread.join();
+        return Err(error);
+    }
+    let entry = Entry { info: info.clone(), writer, calls: BTreeSet::new(), dismissed: None };
     shared.members().insert(member, entry);
     let _ = shared.events.send(RegistryEvent::Joined { member, info });
     Ok((member, thread))
+}
+
+fn start_writer(session: &Session, member: u64, outgoing: Receiver<Outgoing>) -> Result<JoinHandle<()>, ClusterError> {
+    let mut twin = session.try_clone()?;
+    let thread = thread::Builder::new().name(format!("penstock-reg-{member}"));
+    thread.spawn(move || write(&mut twin, &outgoing)).map_err(ClusterError::io("start a thread"))
 }
 
 /// How the reason begins where a member said nothing for too long: its process may still be there.

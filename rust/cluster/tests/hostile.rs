@@ -2,15 +2,15 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Begin, Driver, PATIENCE, SECRET, batch, keys, limits, release, until};
+use common::{Begin, Driver, PATIENCE, SECRET, batch, keys, limits, member_keys, release, until};
 use hmac::{Hmac, Mac};
-use penstock_cluster::message::{DrainContext, Which};
+use penstock_cluster::message::{DrainContext, FeedContext, Which};
 use penstock_cluster::session::{
     Client, HandshakeError, Keys, Limits, MetricsSnapshot, Role, Secret, Server, Session, listening_at,
 };
@@ -334,15 +334,22 @@ fn frames_that_members_do_not_send_end_that_member_only() {
     driver.close();
 }
 
+/// Has a place there: it has said who it wants to be, and proves nothing.
+fn holds(address: &str, role: Role) -> TcpStream {
+    let mut stream = dial(address);
+    stream.write_all(&hello(&wrong(), role, b"", 1).1).unwrap();
+    message(&mut stream);
+    stream
+}
+
 #[test]
-fn at_most_64_connections_may_be_unauthenticated_and_24_of_a_host_that_is_not_known() {
+fn at_most_64_connections_may_be_unauthenticated_48_of_one_host_and_24_of_one_that_is_not_known() {
     let limits = Limits { handshake_time: PATIENCE, ..Limits::default() };
     assert_eq!(limits.pending, 64);
     let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits.clone()).unwrap();
-    for room in [24, 64] {
+    for room in [24, 48] {
         let before = registry.metrics();
-        let idle: Vec<TcpStream> = (0..room).map(|_| dial(registry.address())).collect();
-        // They are accepted in order, so this one is one too many.
+        let idle: Vec<TcpStream> = (0..room).map(|_| holds(registry.address(), Role::Member)).collect();
         assert_eq!(rest_of(dial(registry.address())), CROWDED);
         until("it counts", || registry.metrics().refused_crowded == before.refused_crowded + 1);
         let turned_away = Session::dial(
@@ -368,8 +375,8 @@ fn at_most_64_connections_may_be_unauthenticated_and_24_of_a_host_that_is_not_kn
 fn an_honest_dial_that_is_turned_away_comes_back() {
     let limits = Limits { handshake_time: PATIENCE, dial_time: PATIENCE, pending: 4, ..limits() };
     let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits.clone()).unwrap();
-    let idle: Vec<TcpStream> = (0..3).map(|_| dial(registry.address())).collect();
     let address = registry.address();
+    let idle: Vec<TcpStream> = (0..2).map(|_| holds(address, Role::Member)).collect();
     thread::scope(|scope| {
         let dials: Vec<_> = (0..8)
             .map(|_| scope.spawn(|| Session::dial(address, &keys(), Role::Member, "", &Value::Null, &limits)))
@@ -383,12 +390,63 @@ fn an_honest_dial_that_is_turned_away_comes_back() {
     registry.close();
 }
 
+/// Silent ones that come back as soon as they are turned away, at the address of a host of the cluster.
+#[test]
+fn who_says_nothing_has_a_place_only_while_nobody_else_needs_it() {
+    // None of them is turned away for its silence alone.
+    let limits = Limits { handshake_time: 10 * PATIENCE, dial_time: PATIENCE, ..limits() };
+    let mut driver = Driver::with(1, limits);
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
+    let (registry, member) = (driver.registry.address().to_owned(), driver.members[0].address.clone());
+    let rows = batch(&[1]);
+    let feed = |attempt| -> Result<u64, ClusterError> {
+        let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt };
+        let mut feed = Feed::connect_with(&member, &keys(), &context, None, &rows.schema(), driver.limits.clone())?;
+        feed.push(&rows)?;
+        Ok(feed.finish()?.rows)
+    };
+    // From now on this host is known there, too.
+    assert_eq!(feed(1).unwrap(), 1);
+    let over = AtomicBool::new(false);
+    let turned_away = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let (over, turned_away) = (&over, &turned_away);
+        let _end = Ends(over);
+        for address in [&registry, &member] {
+            for _ in 0..70 {
+                scope.spawn(move || {
+                    while !over.load(Relaxed) {
+                        let mut stream = dial(address);
+                        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+                        loop {
+                            match stream.read(&mut [0; 64]) {
+                                Err(error) if error.kind() == ErrorKind::WouldBlock && !over.load(Relaxed) => {}
+                                Ok(read) if read > 0 => _ = turned_away.fetch_add(1, Relaxed),
+                                _ => break,
+                            }
+                        }
+                    }
+                });
+            }
+        }
+        until("there are more than there is room for", || turned_away.load(Relaxed) > 200);
+        for attempt in 2..6 {
+            assert_eq!(feed(attempt).unwrap(), 1);
+            let join = Session::dial(&registry, &member_keys(), Role::Member, "", &Value::Null, &driver.limits);
+            join.unwrap();
+        }
+    });
+    assert!(driver.registry.metrics().refused_crowded > 0);
+    assert_eq!(driver.registry.metrics().refused_slow, 0);
+    driver.close();
+}
+
 #[test]
 fn who_asks_at_a_crowded_port_whether_its_engine_lives_comes_back_and_takes_the_crowd_for_life() {
     let limits = Limits { handshake_time: PATIENCE, pending: 1, ..limits() };
     let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits).unwrap();
     let (address, claim) = (registry.address().to_owned(), Secret::new(SECRET).unwrap().claim());
-    let idle = dial(&address);
+    let idle = holds(&address, Role::Member);
     assert!(Session::answers(&address, claim, Duration::from_millis(50)), "nothing says that it is dead");
     let before = registry.metrics().refused_crowded;
     assert!(before > 1, "it was asked again");
@@ -435,7 +493,7 @@ fn many_feeds_at_a_member_with_few_seats_all_arrive() {
     assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
     let address = driver.members[0].address.clone();
     // While these two do not speak there is no seat for anybody else.
-    let idle = [dial(&address), dial(&address)];
+    let idle = [holds(&address, Role::Feed), holds(&address, Role::Feed)];
     let refused = |driver: &mut Driver| {
         driver.ask(0, &json!({"do": "stats", "query": null}))["process"]["refused_connections"].as_u64().unwrap()
     };

@@ -201,7 +201,7 @@ def _few(task: DrainTask) -> pa.Table | None:
                     return None
                 found.append(batch)
         except (ProtocolError, AuthenticationError) as error:
-            if not lives(piece.address):
+            if not lives(piece.address, task.silence):
                 raise  # nor would tasks, one after the other
             log.info("query %s: tasks read batch %d: %s", task.query, task.epoch, error)
             return None

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,9 @@ _CHANGING = threading.Lock()
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
-#: How long a member has to accept a connection that tells whether it lives, and to end it if it does not, seconds.
-_DIAL_S = 2.0
+#: How long a member has to accept a connection that tells whether it lives, and to end it if it does not, seconds; the
+#: latter at most a share of what it is patient with who says nothing, and no end after twice that tells of its death.
+_DIAL_S, _SHARE = 2.0, 4
 #: Columns that a feed task yields: one row for each source that the partition holds rows of.
 RECEIPTS_DDL = (
     "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint,"
@@ -201,7 +203,7 @@ class FeedTask:
         except (ProtocolError, AuthenticationError) as error:
             # The driver reads this text: the first line has to name the member.
             text = f"member {seat.member} at {seat.address}: {error}"
-            if isinstance(error, AuthenticationError) or lives(seat.address):
+            if isinstance(error, AuthenticationError) or lives(seat.address, self.silence):
                 raise ProtocolError(text) from error
             nothing = {"source": 0, "rows": 0, "max_event_time": None, "checksum": 0, "hash": 0, "bytes": 0}
             receipts = [{"member": seat.member, "gone": text, **nothing}]
@@ -370,21 +372,27 @@ def _batch_rows(schemas: Iterable[pa.Schema]) -> int:
     return min(_BATCH_ROWS, _BATCH_BYTES * 8 // sum(int(one.bit_width) + 1 for one in types))
 
 
-def lives(address: str, wait_s: float = _DIAL_S) -> bool:
-    """Whether a member is there. It says nothing to who says nothing, until it ends.
+def lives(address: str, silence: float) -> bool:
+    """Whether a member is there. It says nothing to who says nothing, until it ends, or its patience does.
 
     The system accepts connections for a process that was killed until it has closed what that had open, and ends them
-    with that. A member that lives counts one more connection that it refused: it answers nobody without a key.
+    with that. A member that lives counts one more connection that it refused: it answers nobody without a key. It ends
+    such a connection itself after `silence` seconds at the latest (``member_timeout``).
     """
     host, _, port = address.rpartition(":")
+    wait_s = min(_DIAL_S, silence / _SHARE)
+    began = time.monotonic()
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=wait_s)
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S)
     except OSError:
         return False
     with connection:
+        connection.settimeout(wait_s)
         try:
-            return bool(connection.recv(1))
+            said = bool(connection.recv(1))
         except TimeoutError:
             return True
         except OSError:
-            return False
+            said = False
+    # Who did not come to look for so long may see the end of its patience: another try tells more than this one.
+    return said or time.monotonic() - began > 2 * wait_s

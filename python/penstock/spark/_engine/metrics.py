@@ -45,7 +45,7 @@ FAMILIES: dict[str, Family] = {
     "penstock_refused_connections_total": Family(
         "counter",
         ("reason",),
-        "Connections that the driver refused: secret, malformed, slow, crowded, role, plain (without TLS).",
+        "Connections that the driver refused: secret, malformed, slow, crowded, exhausted, role, plain (without TLS).",
     ),
     "penstock_batches_total": Family(
         "counter", ("query", "outcome"), "Calls of Spark with a batch: committed, failed or stopped."

@@ -32,6 +32,7 @@ from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.journal import tell
+from penstock.spark._tasks.files import allow_files
 from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
 from penstock.spark._tasks.place import Key, Secret, executor_name
 from penstock.spark._tasks.slots import executor_count
@@ -108,6 +109,7 @@ class ResidentTask:
         from penstock import _native
 
         before = _thread_count()
+        allow_files()
         budget = staging_bytes(self.hints) if self.staging_memory is None else self.staging_memory
         info = {
             "slot": self.slot,

@@ -10,12 +10,13 @@ Spark does instead, when the engine gives up, and what helps.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import EngineError
@@ -25,7 +26,7 @@ from penstock.spark._engine.journal import tell
 from penstock.spark._engine.residents import Residents
 from penstock.spark._tasks.slots import executor_count
 
-__all__ = ["Startup", "waits"]
+__all__ = ["Startup", "apart", "waits"]
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +149,8 @@ class Startup:
             self._tell(f"{self._workers - there} of {self._workers} workers: {missing}", there)
         residents.examine(self._misfit)
         preflight.judge([_seen(member) for member in residents.members], self._hub.address)
+        if findings := apart(residents.members, self._hub.address):
+            raise EngineError(f"executors cannot serve this engine\n{preflight.table(findings)}", findings=findings)
 
     def _before_any_job(self) -> int:
         """How many executors come though no job asks for them."""
@@ -245,6 +248,34 @@ class Startup:
             raise EngineError(f"the executors could not be examined: {_last_line(errors[0])}") from errors[0]
         self.probes = sum("registry_error" not in one for one in found)
         preflight.judge(found, hub.address)
+
+
+def apart(members: Sequence[Member], registry: str) -> list[preflight.Finding]:
+    """Members whose data ports only their own machine reaches, where some are on others.
+
+    Each listens at the address of its connection to the registry, and the name of that may be a loopback address on the
+    machine of the driver, as Debian writes it.
+    """
+    if len({member.host for member in members}) < 2:
+        return []
+    return [
+        preflight.Finding(
+            f"{member.host} (JVM {member.executor.rpartition('/')[2]})",
+            f"its data port is {member.address}, which other machines cannot reach",
+            f"the registry at {registry} has a loopback address there: set spark.driver.host to an address that is the"
+            " same everywhere",
+        )
+        for member in members
+        if _is_loopback(member.address)
+    ]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        found = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:  # a scope, or a name
+        return False
+    return found.is_loopback
 
 
 def _seen(member: Member) -> dict[str, Any]:

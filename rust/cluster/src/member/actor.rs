@@ -166,6 +166,7 @@ impl<H: Host> Actor<H> {
         }
         self.give_up();
         self.query.staging().close();
+        self.query.outputs().close(u64::MAX);
         for job in self.jobs {
             // A panic in it was caught there.
             let _ = job.join();
@@ -583,12 +584,14 @@ impl<H: Host> Actor<H> {
     fn stats(&mut self) -> Value {
         let staged_rows = self.query.staging().rows();
         let (open_epochs, output_rows) = self.query.outputs().size();
+        let open_reads = self.query.outputs().reads();
         let host = &self.core.host;
         let mut body = json!({
             "running": self.running.is_some(),
             "completed": self.completed,
             "staged_rows": staged_rows,
             "open_epochs": open_epochs,
+            "open_reads": open_reads,
             "output_rows": output_rows,
             "ended": self.ended.drain(..).collect::<Vec<_>>(),
         });

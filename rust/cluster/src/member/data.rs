@@ -160,19 +160,36 @@ fn gather<H: Host>(
     }
 }
 
+/// Takes a read out of the list of those that are under way.
+struct Reading<'a, H: Host> {
+    query: &'a Query<H>,
+    ticket: u64,
+}
+
+impl<H: Host> Drop for Reading<'_, H> {
+    fn drop(&mut self) {
+        self.query.outputs().ended(self.ticket);
+    }
+}
+
 fn drain<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<H>) {
     let opened = parse::<DrainContext>(context).and_then(|context| {
         within(core, scope, &context.scope())?;
         let query = core.query(&context.query)?;
         let program = query.program()?;
-        let blocks = query.outputs().read(&context)?;
-        let beside = context.which == crate::message::Which::Beside;
-        let first = blocks.first().map(read).transpose()?;
-        let schema = first.map_or_else(|| core.host.output_schema(&program, beside), |batch| batch.schema());
-        Ok((schema, blocks))
+        let writer = session.try_clone().map_err(|error| Failure::new("protocol", error.to_string()))?;
+        let (ticket, blocks) = query.outputs().read(&context, move || writer.shutdown())?;
+        Ok((context, query, program, ticket, blocks))
     });
-    let (schema, blocks) = match opened {
+    let (context, query, program, ticket, blocks) = match opened {
         Ok(opened) => opened,
+        Err(failure) => return refuse(session, failure),
+    };
+    let reading = Reading { query: &query, ticket };
+    let beside = context.which == crate::message::Which::Beside;
+    let first = blocks.first().map(read).transpose();
+    let schema = match first.map(|first| first.map(|batch| batch.schema())) {
+        Ok(schema) => schema.unwrap_or_else(|| core.host.output_schema(&program, beside)),
         Err(failure) => return refuse(session, failure),
     };
     let mut pour = || -> Result<(), ClusterError> {
@@ -190,8 +207,11 @@ fn drain<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core
         encoder.finish(&mut session)?;
         Ok(())
     };
+    let poured = pour();
+    // What was sent is sent: nobody has to break that off.
+    drop((reading, blocks));
     // A drain that broke off has an incomplete stream and knows it.
-    if pour().is_ok() {
+    if poured.is_ok() {
         session.linger(REFUSAL_PATIENCE);
     }
 }

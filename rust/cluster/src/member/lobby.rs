@@ -31,14 +31,19 @@ impl Lobby {
 
     /// A connection comes. A second one of the same process replaces the first.
     pub(crate) fn offer(&self, key: Key, stream: Stream, patience: Duration) -> Result<(), Failure> {
+        self.expire(patience);
         let mut waiting = self.waiting();
-        waiting.retain(|_, (_, since)| since.elapsed() < patience);
         if waiting.len() >= MOST_WAITING {
             return Err(Failure::new("crowded", "too many mesh connections wait"));
         }
         waiting.insert(key, (stream, Instant::now()));
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Drops what has waited for longer: nobody starts that any more.
+    pub(crate) fn expire(&self, patience: Duration) {
+        self.waiting().retain(|_, (_, since)| since.elapsed() < patience);
     }
 
     /// Waits for a connection until `deadline`, or until `cancelled` after a [`Lobby::wake`].

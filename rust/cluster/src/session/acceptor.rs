@@ -1,15 +1,17 @@
 //! A listener: one thread that accepts, one thread per connection.
 //!
 //! A connection is authenticated on its own thread and, once it is, served there by the handler.
-//! At most [`Limits::pending`] of them are unauthenticated at a time, a quarter of which is kept for
-//! hosts that have authenticated themselves here before, and of the rest a single host that has not
-//! gets half; one more is told so and turned away, and an honest peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
-//! connection and counts. [`Acceptor::close`] ends every connection and joins every thread.
+//! At most [`Limits::pending`] of them are unauthenticated at a time. No host gets the last quarter of the places
+//! alone, hosts that have not authenticated themselves here before do not get it at all, and a single one of these gets
+//! half of the rest. Where there is no place, who has said nothing for longest gives its own up: an honest peer says who
+//! it is as soon as it is connected. Else one more is told so and turned away, and an honest peer tries again
+//! ([`Session::dial`]). Whatever goes wrong before authentication closes this one connection and counts.
+//! [`Acceptor::close`] ends every connection and joins every thread.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -25,10 +27,19 @@ const WAKE_TIME: Duration = Duration::from_secs(5);
 const WAKE_PAUSE: Duration = Duration::from_millis(1);
 /// Pause after the system refused to accept (no file descriptors, no memory).
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
-/// One place in so many is kept for hosts that are known.
+/// One place in so many is kept for hosts that are known, and for others than one of them.
 const KEPT_SHARE: usize = 4;
 /// Of the places for strangers a single host takes one in so many.
 const HOST_SHARE: usize = 2;
+/// How many hosts are known at most, and for how long after they have proved a key: addresses go from one to another.
+const MOST_KNOWN: usize = 4096;
+const KNOWN_TIME: Duration = Duration::from_secs(24 * 3600);
+/// Who has said nothing for so long gives its place to whoever comes: so few take turns that no honest peer is hurried.
+const SILENCE: Duration = Duration::from_millis(250);
+/// And for so long to who has said something: honest peers among many that do not speak come in at once.
+const SHORT_SILENCE: Duration = Duration::from_millis(100);
+/// How long who finds no place has to say something: the first message of an honest peer is at the heels of its connection.
+const FIRST_WORD: Duration = Duration::from_micros(200);
 /// How long a refused peer may take to read why.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -63,59 +74,95 @@ struct Open {
     room: Room,
 }
 
-/// Who may be in a handshake: as many as there are places, some of which only known hosts take.
+impl Open {
+    /// A place for one more of `host`, and who has given it up, having said nothing for at least `silence`.
+    fn enter(&mut self, host: IpAddr, places: usize, silence: Duration) -> Option<(u64, Option<TcpStream>)> {
+        let (host, now) = (host.to_canonical(), Instant::now());
+        let idle = match self.room.has_place(host, places, now, None) {
+            true => None,
+            false => Some(self.room.idlest(host, places, now, silence)?),
+        };
+        let left = idle.and_then(|idle| {
+            self.room.leave(idle, false, now);
+            self.streams.remove(&idle)
+        });
+        let id = self.next;
+        self.next += 1;
+        self.room.enter(id, host, now);
+        Some((id, left))
+    }
+}
+
+/// Who is in a handshake: as many as there are places, some of which only known hosts take.
 #[derive(Debug, Default)]
 struct Room {
-    taken: usize,
-    /// Of these, by host.
-    by_host: HashMap<IpAddr, usize>,
-    /// Hosts that have proved a key, so only those of our own cluster.
-    known: HashSet<IpAddr>,
+    /// By number, so in the order in which they came.
+    pending: BTreeMap<u64, Pending>,
+    /// Hosts that have proved a key, so only those of our own cluster, and when they last did.
+    known: HashMap<IpAddr, Instant>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    host: IpAddr,
+    since: Instant,
+    /// Nothing has come of it.
+    silent: bool,
 }
 
 impl Room {
-    /// Whether one more handshake may begin; if so, it has taken its place.
-    fn enter(&mut self, host: IpAddr, places: usize) -> bool {
-        let host = host.to_canonical();
-        let own = self.by_host.get(&host).copied().unwrap_or(0);
-        let free = match self.known.contains(&host) {
-            true => self.taken < places,
-            false => {
-                let open = places - places / KEPT_SHARE;
-                self.taken < open && own < open.div_ceil(HOST_SHARE)
-            }
-        };
-        if free {
-            self.taken += 1;
-            self.by_host.insert(host, own + 1);
+    /// Whether one more handshake with `host` may begin, once `gone` has left.
+    fn has_place(&self, host: IpAddr, places: usize, now: Instant, gone: Option<u64>) -> bool {
+        let there = || self.pending.iter().filter(|(id, _)| Some(**id) != gone);
+        let (taken, own) = (there().count(), there().filter(|(_, one)| one.host == host).count());
+        let open = places - places / KEPT_SHARE;
+        match self.known.get(&host) {
+            Some(since) if now.duration_since(*since) < KNOWN_TIME => taken < places && own < open,
+            _ => taken < open && own < open.div_ceil(HOST_SHARE),
         }
-        free
     }
 
-    /// A handshake with `host` has ended, which has `proved` a key in it or not.
-    fn leave(&mut self, host: IpAddr, proved: bool) {
-        let host = host.to_canonical();
-        self.taken -= 1;
-        match self.by_host.get_mut(&host) {
-            Some(own) if *own > 1 => *own -= 1,
-            _ => _ = self.by_host.remove(&host),
+    /// Who has said nothing for longest, for at least `silence`, where its place would be one for `host`.
+    fn idlest(&self, host: IpAddr, places: usize, now: Instant, silence: Duration) -> Option<u64> {
+        let idle = |one: &Pending| one.silent && now.duration_since(one.since) >= silence;
+        let mut pending = self.pending.iter();
+        let found = pending.find(|(id, one)| idle(one) && self.has_place(host, places, now, Some(**id)));
+        found.map(|(id, _)| *id)
+    }
+
+    fn enter(&mut self, id: u64, host: IpAddr, now: Instant) {
+        self.pending.insert(id, Pending { host, since: now, silent: true });
+    }
+
+    /// It has said something, or ended; false where it has no place any more.
+    fn heard(&mut self, id: u64) -> bool {
+        self.pending.get_mut(&id).map(|one| one.silent = false).is_some()
+    }
+
+    /// A handshake has ended, in which the host has `proved` a key or not.
+    fn leave(&mut self, id: u64, proved: bool, now: Instant) {
+        let Some(Pending { host, .. }) = self.pending.remove(&id) else { return };
+        if !proved {
+            return;
         }
-        if proved {
-            self.known.insert(host);
+        if self.known.len() >= MOST_KNOWN && !self.known.contains_key(&host) {
+            let oldest = self.known.iter().min_by_key(|(_, since)| **since).map(|(host, _)| *host);
+            oldest.map(|oldest| self.known.remove(&oldest));
         }
+        self.known.insert(host, now);
     }
 }
 
 /// A place in the room: given back when the handshake ends, however it does.
 struct RoomGuard<'a> {
     shared: &'a Shared,
-    host: IpAddr,
+    id: u64,
     proved: bool,
 }
 
 impl Drop for RoomGuard<'_> {
     fn drop(&mut self) {
-        self.shared.open().room.leave(self.host, self.proved);
+        self.shared.open().room.leave(self.id, self.proved, Instant::now());
     }
 }
 
@@ -223,6 +270,8 @@ fn wake(mut address: SocketAddr) {
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
+    let metrics = &shared.metrics;
+    let mut exhausted = false;
     loop {
         let (stream, host) = match listener.accept() {
             Ok((stream, peer)) => (stream, peer.ip()),
@@ -231,39 +280,75 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
                     return;
                 }
                 if !matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) {
+                    // Once for as long as it lasts: it is the same connection that waits.
+                    if !std::mem::replace(&mut exhausted, true) {
+                        metrics.refuse(&metrics.refused_exhausted);
+                    }
                     thread::sleep(EXHAUSTED_PAUSE);
                 }
                 continue;
             }
         };
+        exhausted = false;
         if shared.closed.load(SeqCst) {
             return;
         }
-        let entered = shared.open().room.enter(host, shared.limits.pending);
-        if !entered {
-            // It is all that this socket has to take. Who has gone need not know.
-            let _ = (&stream).write_all(&handshake::crowded());
-            shared.metrics.refuse(&shared.metrics.refused_crowded);
+        let Some(id) = enter(&stream, host, shared) else {
+            turn_away(&stream, metrics, &metrics.refused_crowded);
             continue;
-        }
-        if spawn(stream, host, shared, name).is_err() {
-            shared.open().room.leave(host, false);
-            shared.metrics.refuse(&shared.metrics.refused_crowded);
+        };
+        if let Err(stream) = spawn(stream, id, host, shared, name) {
+            shared.open().room.leave(id, false, Instant::now());
+            turn_away(&stream, metrics, &metrics.refused_exhausted);
         }
     }
 }
 
-fn spawn(stream: TcpStream, host: IpAddr, shared: &Arc<Shared>, name: &str) -> std::io::Result<()> {
-    let twin = stream.try_clone()?;
+/// The number of the place that a connection gets, if it does.
+fn enter(stream: &TcpStream, host: IpAddr, shared: &Shared) -> Option<u64> {
+    let places = shared.limits.pending;
+    let mut entered = shared.open().enter(host, places, SILENCE);
+    if entered.is_none() && speaks(stream) {
+        entered = shared.open().enter(host, places, SHORT_SILENCE);
+    }
+    let (id, left) = entered?;
+    if let Some(idle) = left {
+        turn_away(&idle, &shared.metrics, &shared.metrics.refused_crowded);
+    }
+    Some(id)
+}
+
+/// Whether something has come of a connection that nobody serves yet.
+fn speaks(stream: &TcpStream) -> bool {
+    thread::sleep(FIRST_WORD);
+    let look = || {
+        stream.set_nonblocking(true)?;
+        let said = stream.peek(&mut [0]);
+        stream.set_nonblocking(false)?;
+        said
+    };
+    matches!(look(), Ok(1))
+}
+
+/// Says that there is no room, and ends the connection.
+fn turn_away(mut stream: &TcpStream, metrics: &Metrics, reason: &AtomicU64) {
+    // It is all that this socket has to take. Who has gone need not know.
+    let _ = stream.write_all(&handshake::crowded());
+    let _ = stream.shutdown(Shutdown::Both);
+    metrics.refuse(reason);
+}
+
+/// Serves a connection on a thread of its own; gives it back where the system has none, or no descriptor.
+fn spawn(stream: TcpStream, id: u64, host: IpAddr, shared: &Arc<Shared>, name: &str) -> Result<(), TcpStream> {
+    let Ok(twin) = stream.try_clone() else { return Err(stream) };
     let mut open = shared.open();
     open.threads.retain(|thread| !thread.is_finished());
-    let id = open.next;
-    open.next += 1;
     let owned = Arc::clone(shared);
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
         let _entry = Entry { shared: &owned, id };
-        serve(stream, host, &owned);
-    })?;
+        serve(stream, id, host, &owned);
+    });
+    let Ok(thread) = thread else { return Err(twin) };
     open.streams.insert(id, twin);
     open.threads.push(thread);
     Ok(())
@@ -281,9 +366,14 @@ impl Drop for Entry<'_> {
     }
 }
 
-fn serve(stream: TcpStream, host: IpAddr, shared: &Shared) {
-    let mut guard = RoomGuard { shared, host, proved: false };
-    let authenticated = authenticate(stream, host, shared);
+fn serve(stream: TcpStream, id: u64, host: IpAddr, shared: &Shared) {
+    let mut guard = RoomGuard { shared, id, proved: false };
+    let deadline = Instant::now() + shared.limits.handshake_time;
+    let first = first_byte(&stream, deadline);
+    if !shared.open().room.heard(id) {
+        return; // who was turned away is counted
+    }
+    let authenticated = first.and_then(|first| authenticate(stream, first, deadline, host, shared));
     guard.proved = authenticated.is_ok();
     drop(guard);
     let metrics = &shared.metrics;
@@ -314,10 +404,15 @@ fn serve(stream: TcpStream, host: IpAddr, shared: &Shared) {
     (shared.handler)(Accepted { session, role, scope, context });
 }
 
-fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Stream, Proved), HandshakeError> {
+fn authenticate(
+    stream: TcpStream,
+    first: u8,
+    deadline: Instant,
+    host: IpAddr,
+    shared: &Shared,
+) -> Result<(Stream, Proved), HandshakeError> {
     let limits = &shared.limits;
-    let deadline = Instant::now() + limits.handshake_time;
-    if first_byte(&stream, deadline)? == tls::FIRST_BYTE {
+    if first == tls::FIRST_BYTE {
         let tls::Secured { connection, binding } = tls::accept(&stream, &shared.tls, deadline, limits)?;
         let stream = Stream::secured(stream, connection);
         let mut wire = Wire::new(&stream, deadline, limits);
@@ -373,44 +468,127 @@ mod tests {
     const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
     const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
 
+    /// Takes a place that is free.
+    fn enter(open: &mut Open, host: IpAddr, places: usize) -> Option<u64> {
+        open.enter(host, places, Duration::MAX).map(|(id, _)| id)
+    }
+
+    /// Takes as many as there are.
+    fn fill(open: &mut Open, host: IpAddr, places: usize) -> Vec<u64> {
+        std::iter::from_fn(|| enter(open, host, places)).collect()
+    }
+
+    fn known(host: IpAddr) -> Open {
+        let mut open = Open::default();
+        let id = enter(&mut open, host, 8).unwrap();
+        open.room.leave(id, true, Instant::now());
+        open
+    }
+
     #[test]
     fn strangers_do_not_take_the_last_quarter_of_the_places() {
-        let mut room = Room::default();
-        assert!(room.enter(OURS, 8));
-        room.leave(OURS, true);
-        assert_eq!((0..20).filter(|_| room.enter(THEIRS, 8)).count(), 3, "half of what is for strangers");
-        assert_eq!((0..20).filter(|_| room.enter(OTHERS, 8)).count(), 3);
-        assert!(room.enter(OURS, 8) && room.enter(OURS, 8), "places that are kept for us");
-        assert!(!room.enter(OURS, 8) && !room.enter(THEIRS, 8), "nobody gets more than there are");
-        room.leave(THEIRS, false);
-        assert!(!room.enter(THEIRS, 8), "7 of 8 are taken, 6 of them are for strangers");
-        assert!(room.enter(OURS, 8));
+        let mut open = known(OURS);
+        let leave = |open: &mut Open, id| open.room.leave(id, false, Instant::now());
+        let theirs = fill(&mut open, THEIRS, 8);
+        assert_eq!(theirs.len(), 3, "half of what is for strangers");
+        let others = fill(&mut open, OTHERS, 8);
+        assert_eq!(others.len(), 3);
+        let ours = fill(&mut open, OURS, 8);
+        assert_eq!(ours.len(), 2, "places that are kept for us, and nobody gets more than there are");
+        leave(&mut open, theirs[0]);
+        assert_eq!(enter(&mut open, THEIRS, 8), None, "7 of 8 are taken, 6 of them are for strangers");
+        let more = enter(&mut open, OURS, 8).unwrap();
         // Room comes back to the host that left it.
-        for _ in 0..3 {
-            room.leave(OURS, false);
+        ours.into_iter().chain([more]).for_each(|id| leave(&mut open, id));
+        let again = fill(&mut open, THEIRS, 8);
+        assert_eq!(again.len(), 1);
+        theirs.into_iter().chain(others).chain(again).for_each(|id| leave(&mut open, id));
+        assert!(open.room.pending.is_empty());
+    }
+
+    #[test]
+    fn a_known_host_does_not_take_all_places_of_the_others() {
+        let mut open = known(OURS);
+        assert_eq!(fill(&mut open, OURS, 8).len(), 6);
+        assert_eq!(enter(&mut open, THEIRS, 8), None, "what is left is for those who are known");
+        open.room.known.insert(OTHERS, Instant::now());
+        assert_eq!(fill(&mut open, OTHERS, 8).len(), 2);
+    }
+
+    #[test]
+    fn who_has_said_nothing_for_longest_gives_its_place_to_who_comes() {
+        let mut open = known(OURS);
+        let there = fill(&mut open, OURS, 8);
+        let spoke = there[0];
+        assert!(open.room.heard(spoke));
+        assert!(open.enter(OURS, 8, SILENCE).is_none(), "all have just come");
+        for one in open.room.pending.values_mut() {
+            one.since -= SILENCE;
         }
-        assert!(room.enter(THEIRS, 8) && !room.enter(THEIRS, 8));
-        for host in [THEIRS, THEIRS, THEIRS, OTHERS, OTHERS, OTHERS] {
-            room.leave(host, false);
+        let (first, left) = open.enter(OURS, 8, SILENCE).unwrap();
+        assert!(left.is_none() && open.room.pending.contains_key(&spoke));
+        assert!(!open.room.pending.contains_key(&there[1]) && !open.room.heard(there[1]), "it is told once");
+        for _ in &there[2..] {
+            assert!(open.enter(OURS, 8, SILENCE).is_some());
         }
-        assert!(room.taken == 0 && room.by_host.is_empty());
+        assert!(open.enter(OURS, 8, SILENCE).is_none(), "those that are left have just come, or have spoken");
+        assert!(open.room.pending.contains_key(&spoke) && open.room.pending.contains_key(&first));
+        assert_eq!(open.room.pending.len(), there.len());
+    }
+
+    #[test]
+    fn a_place_that_is_given_up_is_one_for_who_comes() {
+        let mut open = known(OURS);
+        let theirs = fill(&mut open, THEIRS, 8);
+        let ours = [(); 3].map(|()| enter(&mut open, OURS, 8).unwrap());
+        let age = |open: &mut Open, id: u64| open.room.pending.get_mut(&id).unwrap().since -= SILENCE;
+        age(&mut open, ours[0]);
+        assert!(open.enter(THEIRS, 8, SILENCE).is_none(), "a host has no more than its share");
+        age(&mut open, theirs[2]);
+        assert!(open.enter(THEIRS, 8, SILENCE).is_some());
+        assert!(!open.room.pending.contains_key(&theirs[2]) && open.room.pending.contains_key(&ours[0]));
     }
 
     #[test]
     fn a_host_is_known_by_its_proof_in_either_notation() {
-        let mut room = Room::default();
-        assert!(room.enter(THEIRS, 4));
-        room.leave(THEIRS, false);
-        assert!(room.known.is_empty(), "it has proved nothing");
+        let mut open = Open::default();
+        let id = enter(&mut open, THEIRS, 4).unwrap();
+        open.room.leave(id, false, Instant::now());
+        assert!(open.room.known.is_empty(), "it has proved nothing");
         let mapped = IpAddr::V6(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
-        assert!(room.enter(mapped, 4));
-        room.leave(mapped, true);
-        assert_eq!((0..9).filter(|_| room.enter(OURS, 4)).count(), 4);
+        let id = enter(&mut open, mapped, 4).unwrap();
+        open.room.leave(id, true, Instant::now());
+        assert_eq!(fill(&mut open, OURS, 4).len(), 3);
+    }
+
+    #[test]
+    fn hosts_are_known_for_a_day_and_not_too_many() {
+        let (mut room, now) = (Room::default(), Instant::now());
+        let host = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(number));
+        for number in 0..MOST_KNOWN as u32 + 2 {
+            let (id, then) = (number.into(), now + Duration::from_secs(number.into()));
+            room.enter(id, host(number), then);
+            room.leave(id, true, then);
+        }
+        assert_eq!(room.known.len(), MOST_KNOWN);
+        assert!(!room.known.contains_key(&host(1)) && room.known.contains_key(&host(2)), "the oldest go");
+        let places = |then| {
+            let mut room = Room { known: [(OURS, now)].into(), ..Room::default() };
+            (0..8)
+                .take_while(|id| {
+                    room.has_place(OURS, 8, then, None) && {
+                        room.enter(*id, OURS, then);
+                        true
+                    }
+                })
+                .count()
+        };
+        assert_eq!((places(now + KNOWN_TIME / 2), places(now + KNOWN_TIME)), (6, 3));
     }
 
     #[test]
     fn a_single_place_is_for_everybody() {
-        let mut room = Room::default();
-        assert!(room.enter(THEIRS, 1) && !room.enter(THEIRS, 1));
+        let mut open = Open::default();
+        assert_eq!(fill(&mut open, THEIRS, 1).len(), 1);
     }
 }

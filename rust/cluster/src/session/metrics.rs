@@ -13,6 +13,7 @@ pub struct Metrics {
     pub(crate) refused_malformed: AtomicU64,
     pub(crate) refused_slow: AtomicU64,
     pub(crate) refused_crowded: AtomicU64,
+    pub(crate) refused_exhausted: AtomicU64,
     pub(crate) refused_role: AtomicU64,
     pub(crate) refused_stale: AtomicU64,
     pub(crate) refused_plain: AtomicU64,
@@ -31,8 +32,10 @@ pub struct MetricsSnapshot {
     pub refused_malformed: u64,
     /// The handshake took too long.
     pub refused_slow: u64,
-    /// Too many handshakes at once, or no thread to serve one more.
+    /// Too many handshakes at once: it came, or it had said nothing when another one came.
     pub refused_crowded: u64,
+    /// No descriptor or thread was left to serve one more.
+    pub refused_exhausted: u64,
     /// The role is not served on this port, or there is no key for it here.
     pub refused_role: u64,
     /// A mesh connection of a generation that is over, or meant for another member.
@@ -51,6 +54,7 @@ impl Metrics {
             refused_malformed: self.refused_malformed.load(Relaxed),
             refused_slow: self.refused_slow.load(Relaxed),
             refused_crowded: self.refused_crowded.load(Relaxed),
+            refused_exhausted: self.refused_exhausted.load(Relaxed),
             refused_role: self.refused_role.load(Relaxed),
             refused_stale: self.refused_stale.load(Relaxed),
             refused_plain: self.refused_plain.load(Relaxed),

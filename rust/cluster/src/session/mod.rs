@@ -248,14 +248,6 @@ impl Session {
         self.send(kind, &[&head, body.as_bytes(), attachment])
     }
 
-    /// Whether [`send_body`](Self::send_body) would send it.
-    ///
-    /// # Errors
-    /// [`FrameError::TooLong`].
-    pub(crate) fn fits(&self, body: &str, attachment: &[u8]) -> Result<(), ClusterError> {
-        Ok(frame::body_fits(body, attachment, self.frame_bytes)?)
-    }
-
     /// Sends the answer to the connection's purpose: `{"ok": true, ..}` or a failure, without its attachment.
     pub fn answer(&mut self, answer: &Result<Value, Failure>) -> Result<(), ClusterError> {
         match answer {
@@ -375,6 +367,19 @@ impl Session {
         set().map_err(ClusterError::io("prepare a socket"))?;
         Ok(self.stream)
     }
+}
+
+/// Whether [`Session::send_body`] would send it.
+///
+/// # Errors
+/// [`FrameError::TooLong`].
+pub(crate) fn fits(body: &str, attachment: &[u8], limits: &Limits) -> Result<(), ClusterError> {
+    Ok(frame::body_fits(body, attachment, limits.frame_bytes)?)
+}
+
+/// A host that is to be bound: Spark writes an IPv6 address in brackets, which no resolver knows.
+pub(crate) fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 /// Tries again what a crowded listener turns away, after pauses that grow and differ between those who try, for so long.

@@ -122,7 +122,7 @@ impl MeshPort {
     /// [`ClusterError::Io`] when the address cannot be bound.
     pub fn bind(host: &str, port: u16) -> Result<Self, ClusterError> {
         let name = || format!("listen on {host}:{port}");
-        let listener = TcpListener::bind((host, port)).map_err(ClusterError::io(name()))?;
+        let listener = TcpListener::bind((super::without_brackets(host), port)).map_err(ClusterError::io(name()))?;
         let address = listener.local_addr().map_err(ClusterError::io(name()))?;
         Ok(MeshPort { listener, address })
     }

@@ -397,6 +397,23 @@ fn a_connection_may_come_before_the_start_that_it_is_for() {
 }
 
 #[test]
+fn a_connection_whose_start_never_comes_does_not_wait_for_ever() {
+    use penstock_cluster::message::MeshContext;
+    use penstock_cluster::session::{Role, Session};
+    let driver = Driver::with(1, Limits { mesh_time: Duration::from_millis(50), ..limits() });
+    let seat = &driver.members[0];
+    // Its query was never here, so nothing wakes whoever waits.
+    let context = MeshContext { query: "q".into(), stamp: stamp(3), from: 1, to: 0, member: seat.id };
+    let context = serde_json::to_value(context).unwrap();
+    let mut waits = Session::dial(&seat.address, &keys(), Role::Mesh, "", &context, &limits()).unwrap();
+    waits.receive_answer().unwrap();
+    waits.set_read_timeout(Some(PATIENCE)).unwrap();
+    let end = waits.receive();
+    assert!(matches!(end, Ok(None)), "{end:?}");
+    driver.close();
+}
+
+#[test]
 fn a_batch_may_be_longer_than_a_frame() {
     let mut driver = Driver::new(1);
     driver.start("q", &[0], &Begin::default());
@@ -535,6 +552,55 @@ fn a_feed_that_falls_silent_leaves_nothing_when_its_epoch_is_over() {
         // Who was only slow is told.
         assert_eq!(refusal(silent.finish().unwrap_err()), if fed_again { "staging" } else { "epoch" });
     }
+    driver.close();
+}
+
+/// As a sink whose statement hangs: it reads no more, and never goes.
+#[test]
+fn a_read_of_results_that_stands_still_is_broken_off_when_they_go() {
+    use penstock_cluster::session::{Kind, Role, Session};
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], &Begin::default());
+    let address = driver.members[0].address.clone();
+    let stats = |driver: &mut Driver| driver.ask(0, &json!({"do": "stats", "query": null}));
+    let held = |driver: &mut Driver| stats(driver)["process"]["staging"]["memory_bytes"].as_u64().unwrap();
+    let reads = |driver: &mut Driver| stats(driver)["queries"]["q"]["open_reads"].as_u64().unwrap();
+    // More than two sockets take.
+    let rows: Vec<i64> = (0..250_000).collect();
+    let complete = |driver: &mut Driver, generation, epoch| {
+        let mut feed = Feed::connect(&address, &keys(), "q", epoch, 0, 1, &schema()).unwrap();
+        for _ in 0..10 {
+            feed.push(&batch(&rows)).unwrap();
+        }
+        assert_eq!(feed.finish().unwrap().rows, 2_500_000);
+        assert_eq!(driver.ask(0, &release("q", generation, epoch, &[(0, 1, 2_500_000)]))["ok"], true);
+        let context = json!({"query": "q", "epoch": epoch, "piece": 0, "which": "rows"});
+        let scope = format!("q {epoch}");
+        let mut stands = Session::dial(&address, &keys(), Role::Drain, &scope, &context, &limits()).unwrap();
+        stands.receive_answer().unwrap();
+        common::until("it is read", || reads(driver) == 1);
+        stands
+    };
+    let broken = |driver: &mut Driver, mut stands: Session| {
+        common::until("its rows have gone", || held(driver) == 0);
+        // What is under way still comes, and then an error, or an end in the place of what says that it is complete.
+        while let Ok(Some(frame)) = stands.receive() {
+            assert_ne!(frame.kind, Kind::End);
+        }
+    };
+    let first = complete(&mut driver, 1, 0);
+    driver.ask(0, &ask("q", Request::CloseEpoch { epoch: 0 }));
+    broken(&mut driver, first);
+    common::until("nobody reads", || reads(&mut driver) == 0);
+    // The epoch is to be run again.
+    let second = complete(&mut driver, 1, 1);
+    driver.ask(0, &stop("q", 2, 1));
+    driver.start("q", &[0], &Begin::again(2, 1));
+    broken(&mut driver, second);
+    // Nobody wants the query any more.
+    let third = complete(&mut driver, 2, 1);
+    driver.ask(0, &ask("q", Request::Drop));
+    broken(&mut driver, third);
     driver.close();
 }
 
@@ -695,4 +761,9 @@ fn a_registry_is_bound_only_with_a_secret_and_a_name() {
     assert!(matches!(bind("256.0.0.1", None, SECRET), Err(ClusterError::Io { .. })));
     let registry = Registry::bind("0.0.0.0", 0, Some("localhost"), SECRET).unwrap();
     assert!(registry.address().starts_with("localhost:"));
+    // As Spark writes it. Not every host has IPv6.
+    if std::net::TcpListener::bind("[::1]:0").is_ok() {
+        let registry = Registry::bind("[::1]", 0, Some("[::1]"), SECRET).unwrap();
+        assert!(registry.address().starts_with("[::1]:"));
+    }
 }
