@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from penstock._durations import (
     parse_duration,
     parse_timeout,
 )
+from penstock._migration import Cut, parse_tolerance
 from penstock.errors import ConfigError
 
 
@@ -121,6 +123,49 @@ def test_timeouts_are_refused_with_the_name_and_the_value(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"must be above 0 s: a number of seconds, text such as") as caught:
         parse_timeout(value, "linger")
     assert str(caught.value).startswith(f"linger={value!r}")
+
+
+def test_timedeltas_of_numpy_are_read_as_such() -> None:
+    """numpy registers them as numbers, which they are not."""
+    for value, us in [
+        (np.timedelta64(500, "ms"), 500_000),
+        (np.timedelta64(2, "W"), 14 * 86_400_000_000),
+        (np.timedelta64(1_500_000, "ns"), 1_500),
+        (np.array(3, "m8[s]"), 3_000_000),
+    ]:
+        assert (parse_duration(value), parse_timeout(value)) == (us, us / 1e6), value
+    for value, says in [
+        (np.timedelta64(1_500, "ns"), "not a whole number of microseconds"),
+        (np.timedelta64(5), "no length of time"),
+        (np.timedelta64(1, "M"), "no length of time"),
+        (np.timedelta64("NaT"), "no length of time"),
+        (np.timedelta64(10**15, "s"), "no length of time"),
+        (np.array([1, 2], "m8[s]"), "array"),
+    ]:
+        for parse in (parse_duration, parse_timeout):
+            with pytest.raises(ConfigError, match=says):
+                parse(value, "every")
+    with pytest.raises(ConfigError, match=r'every np\.int64\(60\) has no unit; write "60s", "60ms"'):
+        parse_duration(np.int64(60), "every")
+    for value in (np.timedelta64(2, "s"), 10**400):
+        with pytest.raises(ConfigError, match=r"tolerance=.* must be a multiple of the mean load"):
+            parse_tolerance("tolerance", value)
+
+
+@pytest.mark.parametrize("value", [10**400, "9" * 400 + "s"], ids=["int", "text"])
+def test_what_no_float_holds_is_refused_as_any_other_number(value: Any) -> None:
+    counts = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+    for name, ask in {
+        "every": lambda: Rules.of("busy", value, 1.5, 1.2, 3, 1_000, None, None, False),
+        "max_pause": lambda: Cut.of("fluid", None, value),
+        "linger": lambda: parse_timeout(value, "linger"),
+    }.items():
+        with pytest.raises(ConfigError, match=f"{name}="):
+            ask()
+    with counts.start(2) as session:
+        moves = session.migrate(to=[1] * 256)
+        with pytest.raises(ConfigError, match="timeout="):
+            moves.wait(timeout=value)
 
 
 def test_timeouts_have_bounds() -> None:

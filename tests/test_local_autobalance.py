@@ -234,11 +234,8 @@ def test_a_flow_whose_bins_cannot_be_split_is_asked_once() -> None:
                 yield batch(dict.fromkeys(range(512), 8))
                 done = 4_000 * look
                 wait_for(lambda: sum(session.loads().column("rows").to_pylist()) >= done, what="rows come")  # noqa: B023
-                if look == 1:
-                    with pytest.raises(ConfigError, match="wait"):
-                        balance.look(1.0)
-                else:
-                    balance.look(float(look))
+                balance.look(float(look))
+                assert host.whole is not None, "asked once"
 
         assert sum(row["n"] for out in session.run(feed()) for row in out.to_pylist()) == 3 * 4_096
     assert host.whole is not None and [look.splits for look in balance.looks] == [1, 0, 0]
@@ -322,6 +319,73 @@ def _slow(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
 SLOW = pk.Flow("k bigint").key_by("k").stateful_map(_slow, schema="k bigint, n bigint")
 
 
+def test_a_bin_that_somebody_has_split_meanwhile_does_not_end_the_splitting() -> None:
+    with LocalSession(COUNTS, 2, bits=4, streaming=True) as session:
+        host = Balanced(session)
+        session.split(3).wait(60)
+        with pytest.raises(ConfigError, match="is split already"):
+            host.recut("", {(3, 4): 1}, [], lambda: False)
+        session.merge(3).wait(60)
+        with pytest.raises(ConfigError, match="is not split"):
+            host.recut("", {}, [(3, 4)], lambda: False)
+        assert host.whole is None
+        assert host.recut("", {(3, 4): 1}, [], lambda: False) is None and session.bins().num_rows == 17
+        assert host.recut("", {}, [(3, 4)], lambda: True) is None and session.bins().num_rows == 17, "nobody looks"
+
+
+def test_processes_that_are_busy_all_the_time_are_never_too_many() -> None:
+    """Their figures come between calls: it said that the run keeps 0.00 busy."""
+
+    def dear(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
+        time.sleep(0.001)
+        total = (total or 0) + 1
+        return total, (k, total)
+
+    def source() -> Iterator[pa.RecordBatch]:
+        for _ in range(3):
+            yield batch(dict.fromkeys(range(2_000), 1))
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(dear, schema="k bigint, n bigint")
+    with flow.run(source(), streaming=True, processes=2) as run:
+        balance = run.autobalance(every="100ms", patience=1, least_rows=10, workers=(1, 2), dry_run=True)
+        assert sum(out.num_rows for out in run) == 6_000
+    assert [look for look in balance.looks if look.workers == 1] == []
+    assert any("have not come" in look.why or "no batch has ended" in look.why for look in balance.looks)
+
+
+def test_a_process_that_tells_nothing_at_one_look_is_not_taken_for_one_that_did_all_its_work_at_the_next() -> None:
+    done, came = threading.Event(), Counter[int]()
+    rows = dict.fromkeys(range(256), 1)
+    with LocalSession(SLOW, 1, streaming=True, processes=2) as session:
+        crew = session._crew
+        assert crew is not None
+        answers, withheld = crew.stats, list[Any]()
+
+        def stats() -> Any:
+            figures, moves = answers()
+            if withheld:
+                figures[-1] = withheld[0]
+            return figures, moves
+
+        crew.stats = stats  # type: ignore[method-assign]
+        host = Balanced(session)
+        balance = Autobalance(host, rules(patience=1, trigger=1.5, least_rows=10), "test")
+        began = time.monotonic()
+        for _ in session.run(fed(rows, done, came)):
+            time.sleep(0.1)
+            looks = len(balance.looks)
+            if looks == 5 and not withheld:
+                withheld.append(answers()[0][-1])
+            elif looks == 8:
+                withheld.clear()
+            balance.look(time.monotonic() - began)
+            if looks >= 14 or time.monotonic() > began + 60:
+                done.set()
+    silent = [look for look in balance.looks if look.why == "figures of 1 of 2 workers have not come"]
+    assert len(silent) >= 2, balance.looks
+    assert not any(look.moves for look in balance.looks), balance.looks
+
+
 def _uneven(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
     time.sleep(0.004 if k < 0 else 0.0004)
     total = (total or 0) + 1
@@ -397,9 +461,12 @@ def test_what_cannot_be_is_refused_as_by_an_engine() -> None:
             ({"by": "bins"}, "neither 'busy'"),
             ({"tolerance": 2.0}, "above trigger"),
             ({"trigger": 0.5, "tolerance": 0.5}, "at least 1"),
-            ({"patience": 0}, "patience=0"),
+            ({"patience": 0}, "patience=0 must be an int from 1 to 10000"),
+            ({"patience": 1 << 31}, "from 1 to 10000"),
             ({"least_rows": -1}, "least_rows=-1"),
             ({"max_bin_bytes": "1k"}, "at least 64 KiB"),
+            ({"max_bin_bytes": "99999999t"}, r"'99999999t' must be below 2\*\*63"),
+            ({"max_bin_bytes": 1 << 64}, r"below 2\*\*63"),
             ({"workers": (4, 2)}, "workers="),
             ({"workers": 4}, "workers=4 must be"),
             ({"workers": (1, 2)}, "begin it with processes="),

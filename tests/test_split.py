@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -206,6 +207,34 @@ def test_one_hot_bin_alone() -> None:
         assert session.bins().num_rows == 4
 
 
+def test_parts_that_are_merged_come_together_a_few_at_a_time() -> None:
+    """They moved in one step, however many: rows waited for all of them."""
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+    begun: list[Any] = []
+    with LocalSession(flow, 2, bits=4, streaming=True) as session:
+
+        def source() -> Iterator[pa.Table]:
+            yield pa.table({"k": range(2_000)})
+            session.split(range(16)).wait(60)
+            session.migrate(moves={(part, 5): part % 2 for part in range(32)}).wait(60)
+            begin = session._begin
+
+            def watched(*args: Any) -> Any:
+                begun.append(begin(*args))
+                return begun[-1]
+
+            session._begin = watched  # type: ignore[method-assign]
+            session.merge(range(16)).wait(60)
+            yield pa.table({"k": range(2_000)})
+
+        last = {row["k"]: row["n"] for out in session.run(source()) for row in out.to_pylist()}
+        together, merged = (one.report for one in begun)
+    assert last == dict.fromkeys(range(2_000), 2)
+    assert (together.strategy, together.bins, merged.bins) == ("matched", 16, 16)
+    # One at first, and then as many more as hold nothing up for long.
+    assert len(together.steps) > 2 and together.steps[0].bins == 1
+
+
 def test_rows_are_evened_out_over_parts() -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
     table = pa.table({"k": range(4_000)})
@@ -239,6 +268,48 @@ def test_rows_are_evened_out_over_parts() -> None:
     assert min(parts) > 0.6 and max(parts) < 1.5, parts
     assert [(row["bin"], row["bits"]) for row in merged] == [(0, 0)]
     assert abs(merged[0]["rows"] - total) <= 20, "those of the parts are those of the bin"
+
+
+ANSWERS: dict[str, tuple[dict[str, Any], int | str]] = {
+    "bins": ({"moves": {1: 0, 2: 1}}, 2),
+    "pairs": ({"moves": [[1, 0], (2, 1)]}, 2),
+    "rows of an array": ({"moves": np.array([[1, 0]])}, 1),
+    "by prefix": ({"moves": {(1, 3): 0}}, 1),
+    "owners": ({"to": [1] * 8}, 4),
+    "an array of owners": ({"to": np.array([1] * 8)}, 4),
+    "for each keyed step": ({"to": [[1] * 8]}, 4),
+    "three numbers": ({"moves": {(0, 1, 2): 1}}, "ConfigError"),
+    "a list of bins": ({"moves": [([2, 3], 1)]}, "ConfigError"),
+    "one number": ({"moves": [(1,)]}, "ConfigError"),
+    "numbers": ({"moves": [1, 2]}, "ConfigError"),
+    "a number": ({"moves": 5}, "ConfigError"),
+    "a text": ({"moves": "ab"}, "ConfigError"),
+    "no worker": ({"moves": {1: 2}}, "ConfigError"),
+    "no bin": ({"moves": {8: 1}}, "ConfigError"),
+    "twice": ({"moves": [(1, 0), (1, 1)]}, "ConfigError"),
+    "no list of owners": ({"to": 5}, "ConfigError"),
+    "too few owners": ({"to": [0] * 7}, "ConfigError"),
+    "steps that differ": ({"to": [[1] * 8, [0] * 8]}, "ConfigError"),
+    "both": ({"to": [0] * 8, "moves": {}}, "ConfigError"),
+    "nothing": ({"moves": []}, 0),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_migrate_answers_alike_whether_or_not_a_bin_is_split(name: str) -> None:
+    asked, answer = ANSWERS[name]
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+    for splits in (False, True):
+        with LocalSession(flow, 2, bits=3) as session:
+            if splits:
+                session.split(5).wait(60)
+                # Its parts are as one bin that stays where it is.
+                session.migrate(moves={5: 1}).wait(60)
+            try:
+                found: int | str = session.migrate(**asked).wait(60).bins
+            except Exception as error:
+                found = type(error).__name__
+            assert found == answer, (name, splits)
 
 
 def test_what_cannot_be_split_or_merged() -> None:

@@ -11,14 +11,16 @@ one decision for all queries, which share them, those without bins too: what eac
 again, which is at ends of its batches, in proportion to what comes where that has become less since; a look at which
 nothing is new says nothing of the number, nor does one while that number changes.
 
-Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
-wrong in a look ends the queries, or the looking; the thread ends with its host. Rows of what has been split or merged
-since the last look say nothing.
+Invariants: one migration of its own of a query at a time; a query whose generation changed is looked at afresh; nothing
+that goes wrong in a look ends the queries, or the looking; what cannot be done for one query holds up no other; the
+thread ends with its host. Rows of what has been split or merged since the last look say nothing. Nor does a look at
+which some worker did not tell: all that it has done would be missing from it, and be the load of the next one.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -33,7 +35,7 @@ from penstock._migration import parse_tolerance
 from penstock._options import whole, yes_or_no
 from penstock._parts import Part, Parts
 from penstock._sizes import parse_bytes
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EngineError, PenstockError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -44,9 +46,12 @@ log = logging.getLogger(__name__)
 
 #: Verdicts that are kept.
 _VERDICTS = 1_000
-#: Seconds that moves may hold rows up, and that they may take.
+#: Seconds that moves may hold rows up; that they are waited for while nothing is looked at; and that they may take.
 PAUSE_S = 0.05
+_SEEN_S = 5.0
 _END_S = 600.0
+#: The most looks of patience: fewer come in half a day.
+_MOST_PATIENCE = 10_000
 #: What the balancer says of a bin that should be split.
 _SPLITTING = "splitting it does"
 #: What loads are measured by.
@@ -55,6 +60,8 @@ _MEASURES = ("busy", "rows")
 _LEAST_BYTES = 1 << 16
 #: Share of its time that a worker is to be busy where the number of workers follows the load.
 _BUSY = 0.8
+#: Of the time between two looks, what a query that gets nothing may keep workers busy.
+_RESTS = 0.05
 
 
 @dataclass(frozen=True)
@@ -139,16 +146,23 @@ class Rules:
         if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
             raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
         counts: dict[str, int] = {}
-        for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
-            count = whole(value, least, (1 << 32) - 1)
+        for name, value, least, top in (
+            ("patience", patience, 1, _MOST_PATIENCE),
+            ("least_rows", least_rows, 0, (1 << 32) - 1),
+        ):
+            count = whole(value, least, top)
             if count is None:
-                raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
+                raise ConfigError(f"{name}={value!r} must be an int from {least} to {top}")
             counts[name] = count
         most_bytes = None if max_bin_bytes is None else parse_bytes(max_bin_bytes, "max_bin_bytes")
         if most_bytes is not None and most_bytes < _LEAST_BYTES:
             raise ConfigError(
                 f"max_bin_bytes={max_bin_bytes!r} must be at least {_LEAST_BYTES >> 10} KiB, since each part has tables"
                 " of its own; None is for bins of any size"
+            )
+        if most_bytes is not None and most_bytes >= 1 << 63:
+            raise ConfigError(
+                f"max_bin_bytes={max_bin_bytes!r} must be below 2**63 bytes; None is for bins of any size"
             )
         span = None
         if workers is not None:
@@ -187,6 +201,8 @@ class Looked:
     rows: int
     busy_s: float
     offered: float | None
+    #: Why nothing can be said of it now, in words: figures of some workers are not there. Empty where all are.
+    missing: str = ""
 
 
 class Host(Protocol):
@@ -200,10 +216,12 @@ class Host(Protocol):
     @property
     def workers(self) -> int | None: ...
     def looked(self) -> Iterable[Looked]: ...
-    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None: ...
+
+    # Both return the handle of moves that have not ended in the time that they are waited for (`see_through`).
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> Any: ...
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
-    ) -> None: ...
+    ) -> Any: ...
     def resize(self, workers: int) -> None: ...
     def tell(self, query: str, advised: bool, **facts: Any) -> None: ...
     def failed(self, error: Exception) -> None: ...
@@ -212,7 +230,7 @@ class Host(Protocol):
 class _Watched:
     """One query between two looks."""
 
-    def __init__(self, rules: Rules, first: Looked, load: float | None) -> None:
+    def __init__(self, rules: Rules, first: Looked, load: float | None, at: float) -> None:
         from penstock import _native
 
         self.balancer = _native.Balancer(
@@ -223,13 +241,20 @@ class _Watched:
         self.load, self.offered = load, first.offered
         #: Rows and busy seconds when the time was last told, which is at ends of batches; rows are told all along.
         self.timed = first.rows, first.busy_s
+        #: When it was looked at.
+        self.at = at
 
-    def measure(self, now: Looked, sizer: _native.Sizer) -> bool:
+    def measure(self, now: Looked, sizer: _native.Sizer, at: float) -> bool:
         """Whether there is something new to know of what it keeps busy."""
         rows, busy = now.rows - self.timed[0], now.busy_s - self.timed[1]
+        seconds, self.at = at - self.at, at
         if now.offered is None:
             return False
         load: float | None = None
+        if now.offered == 0.0 and (rows > 0 or busy > _RESTS * seconds):
+            # What keeps workers busy has come before: it is not known what that was.
+            self.timed = now.rows, now.busy_s
+            return False
         if busy > 0.0:
             self.timed = now.rows, now.busy_s
             load = sizer.load(now.offered, max(0, rows), busy)
@@ -260,8 +285,10 @@ class Autobalance:
         self._room = room
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
-        #: Whether somebody was told that bins which should be split cannot be.
-        self._told_whole = False
+        #: Moves of queries that are under way from an earlier look, with the time until which they may be.
+        self._moving: dict[str, tuple[Any, float]] = {}
+        #: Whether somebody was told that bins which should be split cannot be; or that a look failed as none should.
+        self._told_whole = self._told_failure = False
         least, most = rules.workers or (1, 1 << 12)
         from penstock import _native
 
@@ -291,7 +318,10 @@ class Autobalance:
         self._closing.set()
 
     def close(self) -> None:
-        """Look no more; a migration under way ends after its step. Harmless when done twice."""
+        """Look no more; a migration under way ends after its step, for which it waits some seconds at most.
+
+        Harmless when done twice.
+        """
         self.stop()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -303,8 +333,8 @@ class Autobalance:
         self.close()
 
     def __repr__(self) -> str:
-        acted = sum(1 for look in self.looks if look.moves)
-        return f"<Autobalance every {self._rules.every_s:g} s: {len(self.looks)} looks, {acted} with moves>"
+        acted = sum(1 for look in self.looks if look.moves or look.splits or look.merges or look.workers is not None)
+        return f"<Autobalance every {self._rules.every_s:g} s: {len(self.looks)} looks, {acted} with something to do>"
 
     # In its thread
 
@@ -313,9 +343,17 @@ class Autobalance:
             try:
                 self.look(time.time())
             except Exception as error:
-                # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
-                if not self._closing.is_set():
-                    self._engine.failed(error)
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Say why a look came to nothing."""
+        # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
+        if self._closing.is_set():
+            return
+        if not isinstance(error, PenstockError) and not self._told_failure:
+            self._told_failure = True
+            log.warning("balance failed, and goes on: %s: %s", type(error).__name__, error)
+        self._engine.failed(error)
 
     def look(self, at: float) -> None:
         """One look at all queries."""
@@ -324,20 +362,39 @@ class Autobalance:
         compared: list[tuple[_Watched, Looked]] = []
         for now in seen:
             known = before.get(now.query)
+            if now.missing:
+                if known is not None:
+                    self._watched[now.query] = known
+                self._enter(Look(now.query, at, 1.0, 1.0, 0, now.missing))
+                continue
             if known is None or known.last.generation != now.generation:
-                known = _Watched(self._rules, now, known.load if known is not None else None)
+                known = _Watched(self._rules, now, known.load if known is not None else None, at)
             elif known.last.bins != now.bins:
                 # What came for parts before there were any is not known.
                 known.last = now
             else:
                 compared.append((known, now))
             self._watched[now.query] = known
-        needed, workers, size = self._sized(compared)
+        size = self._sized(compared, at)
         for known, now in compared:
-            if not now.bins:
-                known.last = now
-                self._enter(Look(now.query, at, 1.0, 1.0, 0, f"keeps no state{size}", needed, workers=workers))
-                continue
+            # What cannot be done for one query holds up no other, nor the number of workers.
+            try:
+                self._judge(known, now, at, size)
+            except Exception as error:
+                self._failed(error)
+        workers = size[1]
+        if workers is not None and not self._rules.dry_run and not self._closing.is_set():
+            self._engine.resize(workers)
+
+    def _judge(self, known: _Watched, now: Looked, at: float, sized: tuple[int | None, int | None, str]) -> None:
+        """Say of one query what has come since the last look, and act."""
+        needed, workers, size = sized
+        if self._is_moving(now.query):
+            self._enter(Look(now.query, at, 1.0, 1.0, 0, f"moves are under way{size}", needed, workers=workers))
+        elif not now.bins:
+            known.last = now
+            self._enter(Look(now.query, at, 1.0, 1.0, 0, f"keeps no state{size}", needed, workers=workers))
+        else:
             plan = Parts(now.bits, dict(zip(now.bins, now.owners, strict=True)))
             new = now.loads.since(known.last.loads)
             by, loads = new.by(self._rules.by, plan)
@@ -359,12 +416,28 @@ class Autobalance:
                 len(splits), len(merges), workers, by,
             )  # fmt: skip
             self._enter(entry, moves, splits, merges)
-        if workers is not None and not self._rules.dry_run and not self._closing.is_set():
-            self._engine.resize(workers)
 
-    def _sized(self, compared: Sequence[tuple[_Watched, Looked]]) -> tuple[int | None, int | None, str]:
+    def _is_moving(self, query: str) -> bool:
+        """Whether what was begun at an earlier look is under way; raises what went wrong with it."""
+        if query not in self._moving:
+            return False
+        handle, until = self._moving[query]
+        if handle._wait(0.0):
+            del self._moving[query]
+            handle.wait(0.0)
+            return False
+        if time.monotonic() >= until:
+            self._moving[query] = handle, math.inf
+            handle.cancel()
+            raise EngineError(
+                f"the moves of {f'query {query}' if query else 'the run'} have not ended in {_END_S:g} s: no further"
+                " step begins, and nothing else moves there before they end"
+            )
+        return True
+
+    def _sized(self, compared: Sequence[tuple[_Watched, Looked]], at: float) -> tuple[int | None, int | None, str]:
         """Workers that are needed, the number to go to now, and what is said of that."""
-        new = [known.measure(now, self._sizer) for known, now in compared]
+        new = [known.measure(now, self._sizer, at) for known, now in compared]
         there = self._engine.workers
         told = None
         if there is not None and any(new):
@@ -397,10 +470,13 @@ class Autobalance:
         with self._lock:
             self._looks.append(look)
         if not self._rules.dry_run:
+            left = None
             if moves:
-                self._engine.move(look.query, moves, self._closing.is_set)
-            if splits or merges:
-                self._engine.recut(look.query, splits, merges, self._closing.is_set)
+                left = self._engine.move(look.query, moves, self._closing.is_set)
+            if left is None and (splits or merges):
+                left = self._engine.recut(look.query, splits, merges, self._closing.is_set)
+            if left is not None:
+                self._moving[look.query] = left, time.monotonic() + _END_S
         if moves or splits or merges or look.workers is not None:
             self._engine.tell(
                 look.query,
@@ -420,9 +496,15 @@ def _named(parts: Iterable[Part]) -> str | None:
     return ",".join(f"{prefix}/{bits}" for prefix, bits in parts) or None
 
 
-def see_through(handle: Any, stopping: Callable[[], bool]) -> None:
-    """Wait for the end of moves, or of the step under way once nobody looks any more."""
+def see_through(handle: Any, stopping: Callable[[], bool]) -> Any:
+    """Wait for the end of moves, or of the step under way once nobody looks any more; returns the handle where that
+    takes too long to look at nothing meanwhile, as where they wait for the end of a long batch."""
+    until, cancelled = time.monotonic() + _SEEN_S, False
     while not handle._wait(0.1):
-        if stopping():
+        if stopping() and not cancelled:
+            cancelled = True
             handle.cancel()
+        if time.monotonic() >= until:
+            return handle
     handle.wait(_END_S)
+    return None

@@ -14,7 +14,8 @@ end. To go back, when a rescale is cancelled or a child of it fails: those that 
 that came go.
 
 Each child has a socket to its parent (`_children`). Down go the job (plan, functions by cloudpickle, secret), "leave",
-"stats" and "stop"; up come the address of its door, the workers that have joined, their figures, and how it ended.
+"stats" and "stop"; up come the address of its door, the workers that have joined, their figures ("stale" where a worker
+is in a call and has told before), and how it ended.
 
 One thread of the parent starts all children, since a child dies with the thread that started it, and does the rescale;
 there is one at a time.
@@ -159,6 +160,8 @@ class _Member(Child):
         #: How often it was asked for figures and told some, and the last of them.
         self.asked = self.told = 0
         self.figures: dict[str, Any] = {}
+        #: When that was, of `time.monotonic`.
+        self.heard = self.began
 
     @property
     def has_joined(self) -> bool:
@@ -323,7 +326,8 @@ class Crew:
         """What all processes tell: figures as of `LocalRun.stats`, and the moves since the last call.
 
         Of those that have left there are only the loads. One that does not answer, since a function of the user holds
-        the interpreter, is as it was when it last did.
+        the interpreter, is as it was when it last did. ``told_s`` of a worker is when it did, of `time.monotonic`, or
+        earlier where that is not known.
         """
         asked = []
         for member in list(self._members):
@@ -417,9 +421,16 @@ class Crew:
             told = json.loads(value)
             with self._changed:
                 self._moves += told.pop("moves")
+                now, before = time.monotonic(), {}
+                if kind == "stale":
+                    before = {worker["worker"]: worker for worker in member.figures.get("workers", ())}
                 for worker in told["workers"]:
                     worker["pid"] = member.popen.pid
-                member.figures = told
+                    last = before.get(worker["worker"])
+                    # One that told something, if not now, did so after the answer before.
+                    is_same = last is not None and last["busy_ns"] == worker["busy_ns"]
+                    worker["told_s"] = last["told_s"] if last and is_same else member.heard if last else now
+                member.figures, member.heard = told, now
                 member.told += 1
                 self._changed.notify_all()
             if kind == "left":
@@ -720,7 +731,10 @@ def _obey(pipe: Pipe, crew: Any) -> None:
             if kind == "leave":
                 crew.leave()
             else:
-                pipe.send(("stats", crew.stats(_BUSY)))
+                began = time.monotonic()
+                told = crew.stats(_BUSY)
+                # Workers that come to it do so before the time is over.
+                pipe.send(("stats" if time.monotonic() - began < _BUSY else "stale", told))
 
 
 def _flush() -> None:

@@ -6,6 +6,7 @@ shares, and how one that was measured is shown. There are two kinds of arguments
 - *Durations* of event time and state (windows, lateness): text with a unit, or a timedelta. A bare number is
   refused, for nobody can see its unit. Inside penstock they are whole microseconds, the unit of Spark's timestamps
   and of event time in the native part.
+  A timedelta of numpy is one, too.
 - *Timeouts*, how long somebody waits (``timeout``, ``start_timeout``, ``member_timeout``, ``linger``): the same, and
   a number is seconds, as everywhere in Python's standard library. Inside they are float seconds.
 
@@ -20,7 +21,7 @@ import threading
 from datetime import timedelta
 from decimal import Decimal
 from numbers import Real
-from typing import overload
+from typing import Any, overload
 
 from penstock.errors import ConfigError
 
@@ -169,12 +170,16 @@ def parse_timeout(
     """
     if value is None and optional:
         return None
-    if isinstance(value, Real) and not isinstance(value, bool):
-        seconds = float(value)
-    elif isinstance(value, (str, timedelta)):
-        seconds = _read(value, name) / 1e6
-    else:
-        seconds = math.nan
+    value = _plain(value, name)
+    seconds = math.nan
+    # An int may be larger than any float.
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            seconds = float(value)
+        elif isinstance(value, (str, timedelta)):
+            seconds = _read(value, name) / 1e6
+    except OverflowError:
+        seconds = math.inf
     if math.isfinite(seconds) and (seconds > 0 if least_s is None else seconds >= least_s) and seconds <= most_s:
         return seconds
     bounds = "above 0 s" if least_s is None else f"at least {least_s:g} s"
@@ -288,13 +293,31 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
+def _plain(value: Any, name: str) -> Any:
+    """A timedelta for one of numpy; any other value as it is."""
+    dtype = getattr(value, "dtype", None)
+    if getattr(dtype, "kind", None) != "m" or getattr(value, "shape", None) != ():
+        return value
+    found = value.item()
+    if isinstance(found, int) and getattr(dtype, "name", "").endswith(("[ns]", "[ps]", "[fs]", "[as]")):
+        coarse = value.astype("timedelta64[us]")
+        if coarse != value:
+            raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")
+        found = coarse.item()
+    if not isinstance(found, timedelta):
+        # None of a unit, of months, or more than any timedelta.
+        raise ConfigError(f"{name} {value!r} is no length of time that a timedelta holds; {_EXAMPLES}")
+    return found
+
+
 def _read(value: Duration, name: str) -> int:
+    value = _plain(value, name)
     if isinstance(value, timedelta):
         if getattr(value, "nanoseconds", 0):  # of pandas
             raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
     if isinstance(value, Real) and not isinstance(value, bool):
-        raise ConfigError(f'{name} {value!r} has no unit; write "{value!r}s", "{value!r}ms" or a timedelta')
+        raise ConfigError(f'{name} {value!r} has no unit; write "{value}s", "{value}ms" or a timedelta')
     if not isinstance(value, str):
         raise ConfigError(f"{name} {value!r} is a {type(value).__name__}; {_EXAMPLES}")
     text = value.strip()

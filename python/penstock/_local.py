@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._autobalance import Autobalance, Rules
+from penstock._autobalance import PAUSE_S, Autobalance, Rules
 from penstock._beside import Apart, Kinds, hand, require
 from penstock._coroutines import require_plain
 from penstock._crew import Crew, checked_processes
@@ -56,7 +56,7 @@ from penstock._migration import (
     steps,
 )
 from penstock._options import whole, yes_or_no
-from penstock._parts import Bins, Part, Parts
+from penstock._parts import Bins, Part, Parts, names_parts
 from penstock._pump import AHEAD, Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
 from penstock._schema import conform
@@ -440,6 +440,10 @@ class LocalSession:
             owners, doubtful = self._planned()
             if self._cut is not None:
                 return self._migrate_parts(to, moves, cut, epoch, doubtful)
+            if owners and to is None and moves is not None and names_parts(moves):
+                # All are whole, and named as parts are.
+                named = self._parts().moves(None, moves, self.workers)
+                moves = [(prefix, worker) for (prefix, _), worker in named]
             wish = Wish.of(to, moves, cut, bins, self.workers)
             if epoch is not None:
                 # What moves until then is not known.
@@ -472,7 +476,7 @@ class LocalSession:
     ) -> LocalMigration:
         """As `migrate`, where bins are split: what is said of a bin is said of all its parts."""
         assert self._cut is not None
-        todo = self._cut.moves(to, moves, self.workers)
+        todo = self._cut.moves(to, moves, self.workers, len(self._owners or ()))
         name = self._cut.number
         handle: int
         if epoch is not None:
@@ -563,14 +567,16 @@ class LocalSession:
         self._require_threads("merge")
         self._require_open()
         with self._moving:
-            plan = self._parts().copy()
+            parts = self._parts()
+            plan = parts.copy()
             chosen, moves = plan.merge(bins)
             if moves:
                 _, doubtful = self._planned()
                 todo = [(part, to) for part, to in moves if self._is_to_move(part, to, doubtful)]
                 if todo:
-                    together = [(plan.number(part), to) for part, to in todo]
-                    self._begin(int(self._native.migrate([together], None)), "all-at-once", len(todo))
+                    cut = Cut.of("matched", None, PAUSE_S)
+                    together = parts.steps(todo, cut)
+                    self._begin(int(self._native.migrate(together, cut.max_pause_s)), cut.strategy, len(todo))
             handle = int(self._native.recut([], chosen))
             self._cut = plan if plan.is_split else None
             if self._cut is None:

@@ -4,8 +4,13 @@ Owns: what is known of the run at a look, and how moves are asked for: by the ca
 are processes by their crew. There the workers with bins are numbered by age for who decides, and have their own numbers
 again when bins move.
 
+Where workers are processes, one that is in a call of a function tells nothing until that returns: what it does would be
+missing from a look, and be too much in a later one. So a look says something, of all that came since the last one that
+did, only when each worker has told of about that time; and when an epoch has ended, for within a long one a worker may
+wait for what another one has of it.
+
 Invariants: it keeps no run alive; while the number of processes changes it says nothing, and what is said afterwards is
-of another generation.
+of another generation. That no rows come is said only of a run that rests: one whose workers are in calls takes none.
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ __all__ = ["Balanced"]
 
 log = logging.getLogger(__name__)
 
+#: Share of the time between two looks of which a worker may not have told, beside what an answer is under way.
+_MISSING, _LAG_S = 0.25, 0.05
+
 
 class Balanced:
     """See the module; the type of the session is not named here, since it makes these."""
@@ -39,9 +47,14 @@ class Balanced:
         #: Workers with bins, by which their numbers here go, and how often they have changed.
         self._members: list[int] = []
         self._generation = 0
-        #: Rows and busy seconds of each worker that there was, and the rows that had come when, at the last look.
+        #: Rows and busy seconds of each worker that there was; and when the last look was that was of use, and the rows
+        #: that had come.
         self._done: dict[tuple[int, int], tuple[int, float]] = {}
         self._before: tuple[float, int] | None = None
+        #: When each worker of processes had told by then, and when that was.
+        self._told: tuple[dict[int, float], float] = {}, 0.0
+        #: Epochs that had ended then.
+        self._ended = 0
 
     def _open(self) -> Any:
         session = self._session()
@@ -76,7 +89,17 @@ class Balanced:
             return []  # some are on their way
         if members != self._members:
             self._members, self._generation = members, self._generation + 1
-        rows, busy_s, offered = self._measured(told["workers"], crew is not None)
+        # Of processes that of the worker that feeds: it is there from the beginning, and an epoch ends for all at once.
+        ended = min((worker["epochs"] for worker in told["workers"] if worker["pid"] == os.getpid()), default=0)
+        rests = ended >= session.epoch
+        missing = ""
+        if crew is not None and session._streaming and not rests and ended == self._ended:
+            missing = "no batch has ended since the last verdict"
+        elif crew is not None:
+            missing = self._silent(told["workers"], members)
+        if not missing:
+            self._ended = ended
+        rows, busy_s, offered = self._measured(told["workers"], crew is not None, not missing, rests)
         sizes = [{(prefix, bits): size for prefix, bits, size in step} for step in native.bin_bytes()]
         known = sizes if crew is None else []
         parts = sorted(owner)
@@ -93,48 +116,74 @@ class Balanced:
                 rows,
                 busy_s,
                 offered,
+                missing,
             )
         ]
 
-    def _measured(self, workers: Sequence[Mapping[str, Any]], processes: bool) -> tuple[int, float, float | None]:
-        """Rows that have come, seconds that workers with bins were busy, and rows a second since the last look."""
+    def _silent(self, workers: Sequence[Mapping[str, Any]], members: Sequence[int]) -> str:
+        """Why a look says nothing: some of these workers have told of much less time than has passed since the last
+        one that did, or of much more."""
+        now = time.monotonic()
+        told = {worker["worker"]: worker["told_s"] for worker in workers if "told_s" in worker}
+        before, since = self._told
+        silent = len(set(members) - set(told))
+        for worker in set(members) & set(told):
+            of = told[worker] - before.get(worker, told[worker] - (now - since))
+            silent += abs(of - (now - since)) > _MISSING * (now - since) + _LAG_S
+        if silent:
+            return f"figures of {silent} of {len(members)} workers have not come"
+        self._told = told, now
+        return ""
+
+    def _measured(
+        self, workers: Sequence[Mapping[str, Any]], processes: bool, useful: bool, rests: bool
+    ) -> tuple[int, float, float | None]:
+        """Rows that have come, seconds that workers with bins were busy, and rows a second since the last look that was
+        of use; None where that is not known, as where rows may wait that no worker takes."""
         for worker in workers:
             own = worker["pid"] == os.getpid()
             busy = 0.0 if processes and own else worker["busy_ns"] / 1e9
             self._done[worker["pid"], worker["worker"]] = worker["rows"], busy
         rows = sum(rows for rows, _ in self._done.values())
-        before, self._before = self._before, (time.monotonic(), rows)
-        offered = None
-        if before is not None and self._before[0] > before[0]:
-            offered = (rows - before[1]) / (self._before[0] - before[0])
+        before, now, offered = self._before, time.monotonic(), None
+        if useful:
+            self._before = now, rows
+        if before is not None and now > before[0] and (rows > before[1] or rests):
+            offered = (rows - before[1]) / (now - before[0])
         return rows, sum(busy for _, busy in self._done.values()), offered
 
-    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
-        """Move bins, and wait for the end."""
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> Any:
+        """Move bins, and wait for the end; returns the handle where that takes long."""
         session = self._open()
         if session._crew is not None:
             to = [(prefix, self._members[worker]) for (prefix, _), worker in moves.items()]
-            see_through(session._even_out(to, PAUSE_S), stopping)
-            return
+            return see_through(session._even_out(to, PAUSE_S), stopping)
         named = {self._named(part): worker for part, worker in moves.items()}
-        see_through(session.migrate(moves=named, strategy="matched", max_pause=PAUSE_S), stopping)
+        return see_through(session.migrate(moves=named, strategy="matched", max_pause=PAUSE_S), stopping)
 
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
-    ) -> None:
+    ) -> Any:
         """Split bins by so many bits, make others one again, and wait for the end; no more where the flow allows none.
+        Returns the handle of one that takes long, behind which no other is begun.
 
         One after the other: rows wait while one is copied.
         """
-        session = self._open()
-        try:
-            for part, by in splits.items():
-                see_through(session.split(part, by), stopping)
-            if merges:
-                see_through(session.merge(merges), stopping)
-        except ConfigError:
-            self.whole = "bins in which rows wait for the end of the input are not split"
-            raise
+        session, left = self._open(), None
+        for part, by in [*splits.items(), *((part, 0) for part in merges)]:
+            if left is not None or stopping():
+                break
+            with session._moving:
+                # Somebody may have split or merged it since the look: that is refused, and says nothing of the flow.
+                plan = session._parts().copy()
+                _ = plan.split(part, by) if by else plan.merge(part)
+                try:
+                    handle = session.split(part, by) if by else session.merge(part)
+                except ConfigError:
+                    self.whole = "bins in which rows wait for the end of the input are not split"
+                    raise
+            left = see_through(handle, stopping)
+        return left
 
     def _named(self, part: Part) -> Any:
         """A bin or part as `LocalSession.migrate` takes it."""

@@ -9,9 +9,11 @@ Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; sect
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
@@ -30,6 +32,7 @@ __all__ = [
     "Wish",
     "balanced",
     "evened",
+    "flat_target",
     "follow",
     "moves_to",
     "parse_by",
@@ -404,6 +407,28 @@ def parse_target(to: Iterable[Any]) -> tuple[Any, ...]:
         raise ConfigError(f"to={to!r} must be a list of workers, one for each bin") from None
 
 
+def flat_target(target: Iterable[Any], steps: int) -> list[Any]:
+    """One list of owners, where there may be one for each of so many keyed steps.
+
+    Raises
+    ------
+    ConfigError
+        When it is no list, or those of the steps differ.
+
+    Examples
+    --------
+    >>> flat_target([[0, 1], [0, 1]], 2)
+    [0, 1]
+    """
+    wanted = list(parse_target(target))
+    if wanted and len(wanted) == steps and all(isinstance(step, Sequence) for step in wanted):
+        first = wanted[0]
+        if any(list(step) != list(first) for step in wanted):
+            raise ConfigError("all keyed steps of a flow move together: give one list of owners")
+        return list(first)
+    return wanted
+
+
 def moves_to(owners: Sequence[Sequence[int]], target: Sequence[int], workers: int) -> list[Move]:
     """The moves from the present owners (per keyed step) to a target owner for each bin.
 
@@ -418,12 +443,7 @@ def moves_to(owners: Sequence[Sequence[int]], target: Sequence[int], workers: in
     [(1, 0), (2, 1)]
     """
     bins = len(owners[0]) if owners else 0
-    wanted = list(target)
-    if len(wanted) == len(owners) and wanted and all(isinstance(step, Sequence) for step in wanted):
-        first: Any = wanted[0]
-        if any(list(step) != list(first) for step in wanted):  # type: ignore[call-overload]
-            raise ConfigError("all keyed steps of a flow move together: give one list of owners")
-        wanted = list(first)
+    wanted = flat_target(target, len(owners))
     if len(wanted) != bins:
         raise ConfigError(f"to= has {len(wanted)} owners; there are {bins} bins")
     moves = parse_moves(enumerate(wanted), bins, workers)
@@ -471,9 +491,13 @@ def parse_tolerance(name: str, value: float) -> float:
     ConfigError
         When it is no number of at least 1.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 1.0 <= value < float("inf"):
+    found = math.nan
+    # An int may be larger than any float; what numpy registers as a number need not be one.
+    with suppress(OverflowError, TypeError, ValueError):
+        found = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not 1.0 <= found < math.inf:
         raise ConfigError(f"{name}={value!r} must be a multiple of the mean load, at least 1: 1.2 allows a fifth more")
-    return float(value)
+    return found
 
 
 def parse_by(by: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from penstock._migration import Cut, balanced
+from penstock._migration import Cut, balanced, flat_target
 from penstock._options import whole
 from penstock.errors import ConfigError
 
@@ -144,8 +144,9 @@ class Parts:
             self.owner[one] = home
         return chosen, moves
 
-    def moves(self, to: Any, moves: Any, workers: int) -> list[tuple[Part, int]]:
-        """What moves where: what is said of a bin that is split is said of all its parts.
+    def moves(self, to: Any, moves: Any, workers: int, steps: int = 1) -> list[tuple[Part, int]]:
+        """What moves where, in a flow of so many keyed steps: what is said of a bin that is split is said of all its
+        parts.
 
         Raises
         ------
@@ -157,13 +158,11 @@ class Parts:
         if moves is None and to is None:
             parts = sorted(self.owner)
             return list(zip(parts, balanced([self.owner[part] for part in parts], workers), strict=True))
-        pairs: list[Any]
+        pairs = moves
         if to is not None:
-            pairs = list(enumerate(to))
+            pairs = list(enumerate(flat_target(to, steps)))
             if len(pairs) != 1 << self.bits:
                 raise ConfigError(f"to= has {len(pairs)} owners; there are {1 << self.bits} bins")
-        else:
-            pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
         found: dict[Part, int] = {}
         for named, worker in self.pairs(pairs, workers):
             parts = self.within(named)
@@ -184,13 +183,16 @@ class Parts:
             When there can be no such bin, or is no such worker.
         """
         found: list[tuple[Part, int]] = []
-        if not isinstance(moves, Iterable):
-            raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs")
-        for pair in moves.items() if isinstance(moves, Mapping) else moves:
-            if not (isinstance(pair, Sequence) and len(pair) == 2):
+        try:
+            pairs = list(moves.items()) if isinstance(moves, Mapping) else [tuple(move) for move in moves]
+        except TypeError:
+            raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs") from None
+        for pair in pairs:
+            if len(pair) != 2:
                 raise ConfigError(f"a move is (bin, worker), not {pair!r}")
             named, worker = pair
-            (part,) = self.parse(named, "moves")
+            # One of a list, which names one bin whatever it is.
+            (part,) = self.parse([named], "moves")
             to = whole(worker, 0, workers - 1)
             if to is None:
                 raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")

@@ -18,10 +18,12 @@ import pytest
 import penstock as pk
 from engine_support import COUNTS, Kept, counted, frame, numbers, state, wait_for
 from penstock import _native
-from penstock._autobalance import Autobalance, Looked, Rules
+from penstock._autobalance import Autobalance, Looked, Rules, see_through
 from penstock._loads import Loads
+from penstock._parts import Parts
 from penstock.errors import ConfigError, EngineError, PenstockError, SlotsError
 from penstock.spark._engine.autobalance import Balanced
+from penstock.spark._engine.record import Recorder
 
 
 class Pretended:
@@ -181,6 +183,7 @@ def test_bins_move_when_skew_stands_and_a_new_generation_is_looked_at_afresh() -
     assert [one.why for one in balance.looks] == ["skewed, 1 looks before anything moves", "skewed"]
     assert balance.looks[-1].moves == 1 and balance.looks[-1].skew == pytest.approx(1.6)
     assert sorted(engine.owners) == [0, 1, 1, 1]
+    assert repr(balance) == "<Autobalance every 1 s: 2 looks, 1 with something to do>"
     engine.generation, engine.loads = 2, [0, 0, 0, 0]
     balance.look(3.0)
     assert len(balance.looks) == 2, "counts that began again are no load"
@@ -261,6 +264,25 @@ def test_a_hot_bin_is_split_moved_and_merged_when_it_has_cooled() -> None:
     assert engine.told[-1]["merges"] == "0/2"
 
 
+def test_a_bin_more_than_there_are_workers_for_is_split() -> None:
+    """Three busy ones on two workers stayed 4 : 2 for ever, with a reason that was not true."""
+    engine, dry = Pretended(), Pretended()
+    balance = Autobalance(engine, rules(trigger=1.3, tolerance=1.1), "t")
+    told = Autobalance(dry, rules(trigger=1.3, tolerance=1.1, dry_run=True), "dry")
+    for look in range(3):
+        for one, at in ((balance, engine), (told, dry)):
+            one.look(float(look))
+            if look < 2:
+                at.come(40, 40, 40, 0)
+    said = "bin 1 fills worker 0 up: moving bins does not help, splitting it does"
+    assert balance.looks[-1].why == told.looks[-1].why == said
+    assert engine.recuts == [({(1, 2): 2}, [])] and told.looks[-1].splits == 1
+    for look in range(3, 8):
+        engine.come(40, *[10] * 4, 40, 0)
+        balance.look(float(look))
+    assert balance.looks[-1].why == "even" and len(engine.recuts) == 1, balance.looks
+
+
 def test_a_bin_that_holds_too_much_is_split_and_says_why() -> None:
     engine, dry = Pretended(), Pretended()
     balance, told = Autobalance(engine, rules(), "t"), Autobalance(dry, rules(dry_run=True), "dry")
@@ -320,6 +342,129 @@ def test_the_number_of_workers_follows_what_is_offered() -> None:
         assert engine.sizes == [4, 3]
         balance.look(float(look))
     assert engine.sizes == [4, 3, 1], "a query that has ended gets nothing"
+
+
+class Two:
+    """Queries a and b of one engine, of which a is skewed; both have more to do than there are workers for."""
+
+    threads, whole = 1, None
+
+    def __init__(self) -> None:
+        self.workers = 2
+        self.looks = 0
+        self.sizes: list[int] = []
+        self.failures: list[str] = []
+        self.left: Any = None
+
+    def looked(self) -> Iterator[Looked]:
+        self.looks += 1
+        for query in "ab":
+            rows = [1_000 * self.looks * (bin_ % 2 == 0 or query == "b") for bin_ in range(4)]
+            bins, owners = [(bin_, 2) for bin_ in range(4)], [bin_ % 2 for bin_ in range(4)]
+            loads = Loads([{"rows": rows}])
+            yield Looked(query, 1, 2, bins, owners, 2, loads, [1] * 4, sum(rows), self.looks * 5.0, 8_000.0)
+
+    def move(self, query: str, moves: Mapping[tuple[int, int], int], stopping: Callable[[], bool]) -> Any:
+        assert query == "a"
+        if self.left is None:
+            raise RuntimeError("query a does not run")
+        return see_through(self.left, stopping)
+
+    def recut(self, *_: Any) -> None:
+        raise AssertionError
+
+    def resize(self, workers: int) -> None:
+        self.sizes.append(self.looks)
+
+    def tell(self, query: str, advised: bool, **facts: Any) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
+        self.failures.append(f"{type(error).__name__}: {error}")
+
+
+def test_moves_of_one_query_that_are_refused_hold_up_no_other_and_no_resize(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Two()
+    balance = Autobalance(engine, rules(by="rows", patience=3, workers=(1, 8)), "t")
+    for look in range(30):
+        balance.look(float(look))
+    assert engine.failures and set(engine.failures) == {"RuntimeError: query a does not run"}
+    assert [sum(look.query == query for look in balance.looks) for query in "ab"] == [29, 29]
+    assert engine.sizes == list(range(4, 31, 3)), "as soon as it stood for three looks, each time"
+    [record] = [one for one in caplog.records if one.name == "penstock._autobalance"]
+    assert record.levelname == "WARNING" and "query a does not run" in record.getMessage(), "once"
+
+
+class Endless:
+    """Moves that do not end before somebody says so."""
+
+    def __init__(self) -> None:
+        self.cancels, self.ended = 0, False
+
+    def _wait(self, seconds: float) -> bool:
+        time.sleep(0 if self.ended else min(seconds, 0.01))
+        return self.ended
+
+    def cancel(self) -> None:
+        self.cancels += 1
+
+    def wait(self, timeout: float) -> None:
+        assert self.ended
+
+
+def test_moves_that_do_not_end_are_told_of_and_hold_up_no_other_query_and_no_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for them for ever, and posted a cancel ten times a second."""
+    monkeypatch.setattr("penstock._autobalance._SEEN_S", 0.1)
+    monkeypatch.setattr("penstock._autobalance._END_S", 0.5)
+    engine, moves = Two(), Endless()
+    engine.left = moves
+    balance = Autobalance(engine, rules(by="rows", patience=1), "t")
+    for look in range(5):
+        balance.look(float(look))
+    of_a, of_b = ([look.why for look in balance.looks if look.query == query] for query in "ab")
+    assert of_a == ["skewed", *["moves are under way"] * 3] and of_b == ["even"] * 4
+    assert (engine.failures, moves.cancels) == ([], 0)
+    time.sleep(0.5)
+    balance.look(5.0)
+    balance.look(6.0)
+    [told] = engine.failures
+    assert told.startswith("EngineError: the moves of query a have not ended in 0.5 s") and moves.cancels == 1
+    moves.ended = True
+    balance.look(7.0)
+    assert [look.why for look in balance.looks if look.query == "a"][-1] != "moves are under way"
+    # Nobody looks any more: one cancel, and no long wait.
+    moves, began = Endless(), time.monotonic()
+    assert see_through(moves, lambda: True) is moves
+    assert moves.cancels == 1 and time.monotonic() < began + 5
+
+
+def test_workers_that_leave_get_nothing_back() -> None:
+    """They looked idle when they had given their bins away, and got half of them again."""
+    engine = Asked()
+    engine.query.leaving = [1]
+    balance = Autobalance(Balanced(engine), rules(patience=1, least_rows=1_000), "t")
+    for look in range(10):
+        engine.looks += 1
+        balance.look(float(look))
+    assert {look.why for look in balance.looks} == {"1 of 2 workers leave, and give their bins away first"}
+
+
+def test_workers_that_are_busy_while_nothing_comes_are_not_too_many() -> None:
+    """It said that the query keeps 0.00 busy, and took workers away."""
+    engine = Pretended()
+    engine.offered = 0.0
+    balance = Autobalance(engine, rules(patience=1, workers=(1, 8)), "t")
+    for look in range(10):
+        balance.look(float(look))
+        engine.busy_s += 1.0
+    assert engine.sizes == [] and all(look.needed is None for look in balance.looks)
+    # What a question costs is no work.
+    for look in range(10, 14):
+        balance.look(float(look))
+        engine.busy_s += 0.001
+    assert engine.sizes == [1]
 
 
 def test_it_goes_to_as_many_workers_as_there_are_slots_for() -> None:
@@ -462,10 +607,10 @@ def test_queries_without_state_count_for_the_number_of_workers(
 
 def test_a_query_without_state_is_looked_at() -> None:
     row = {"query": "plain", "generation": 3, "rows": 100, "busy_s": 2.0}
-    told = SimpleNamespace(generation=3, loads=Loads(), bytes_of=None)
+    told = SimpleNamespace(generation=3, loads=Loads(), bytes_of=None, workers=2)
     recorder = SimpleNamespace(loads=lambda query: told, refresh=lambda: None, latest=lambda: [row])
     queries = [
-        SimpleNamespace(id=name, name=name, running=name == "plain", workers=2, parts=lambda: None)
+        SimpleNamespace(id=name, name=name, running=name == "plain", workers=2, leaving=[], parts=lambda: None)
         for name in ("plain", "over")
     ]
     engine = SimpleNamespace(
@@ -476,7 +621,64 @@ def test_a_query_without_state_is_looked_at() -> None:
     )
     [looked] = Balanced(engine).looked()
     assert (looked.query, looked.bins, looked.owners, looked.bytes) == ("plain", [], [], [])
-    assert (looked.rows, looked.busy_s, looked.offered) == (100, 2.0, 40.0)
+    assert (looked.rows, looked.busy_s, looked.offered, looked.missing) == (100, 2.0, 40.0, "")
+    told.workers = 1
+    assert next(iter(Balanced(engine).looked())).missing == "figures of 1 of 2 workers have not come"
+
+
+class Asked:
+    """An engine with two workers, whose members tell of eight bins; some do not at some looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.silent: dict[int, list[int]] = {}
+        hub = SimpleNamespace(
+            listen=lambda **_: None, members=lambda: [0, 1], call=self.call, wait=lambda *_, **__: None
+        )
+        parts = Parts(3, {(bin_, 3): bin_ % 2 for bin_ in range(8)})
+        query = SimpleNamespace(id="q", name="q", running=True, workers=2, leaving=[], parts=lambda: parts)
+        self.query, self.threads, self.workers = query, 1, 2
+        self._require_open = lambda: None
+        self._recorder = Recorder(hub, "asked", {"q": "q"}.get)  # type: ignore[arg-type]
+        self._commits = SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda: None))
+        self._queries = SimpleNamespace(all=lambda: [query], find=lambda name: query)
+        self._executor = SimpleNamespace(rescaling=lambda: None)
+
+    def call(self, member: int, asked: Mapping[str, Any], hook: Any) -> Any:
+        figures = {
+            "generation": 1,
+            "group": {"workers": [{"worker": member}]},
+            "loads": {
+                "steps": [
+                    {
+                        "rows": [500 * self.looks] * 8,
+                        "spent_ns": [100_000_000 * self.looks * (bin_ % 2 == member) for bin_ in range(8)],
+                    }
+                ],
+                "bytes": [[(bin_, 3, 1) for bin_ in range(8) if bin_ % 2 == member]],
+            },
+        }
+        # Its control loop may be busy, too.
+        busy: dict[str, Any] = {"queries": {"q": {"busy": True}} if self.looks % 2 else {}}
+        body = busy if member in self.silent.get(self.looks, ()) else {"queries": {"q": figures}}
+        return SimpleNamespace(lost=None, failure=None, body=body)
+
+
+def test_a_member_that_does_not_tell_at_one_look_is_not_taken_for_one_that_did_all_its_work_at_the_next() -> None:
+    engine = Asked()
+    engine.silent = {100: [1], 101: [0], 102: [0, 1], 110: [1]}
+    balance = Autobalance(Balanced(engine), rules(patience=3, least_rows=1_000), "t")
+    for look in range(130):
+        engine.looks += 1
+        balance.look(float(look))
+    looks = balance.looks
+    assert not any(look.moves or look.splits for look in looks), looks
+    assert max(look.skew for look in looks) < 1.1
+    told = [look.why for look in looks if look.why != "even"]
+    assert told == [f"figures of {count} of 2 workers have not come" for count in (1, 1, 2, 1)]
+    with pytest.raises(EngineError, match=r"rebalance\(by='busy'\).* 1 of 2 workers have not come; ask again"):
+        engine.silent[engine.looks] = [0]
+        pk.Engine.rebalance(engine, by="busy")  # type: ignore[arg-type]
 
 
 def test_busy_time_told_at_the_end_of_a_batch_is_that_of_all_its_rows() -> None:

@@ -64,6 +64,7 @@ from penstock.spark._engine.residents import Residents, require_lasting
 from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_flow, require_session
+from penstock.spark._tasks.files import require_files
 from penstock.spark._tasks.place import Secret
 from penstock.spark._tasks.slots import capacity, free_slots, held_slots, require_slots
 
@@ -93,9 +94,10 @@ class Engine:
     workers : int, default 2
         Resident processes; each holds one task slot for the engine's life.
     threads : int, default 1
-        Worker threads in each process.
+        Worker threads in each process. Workers are numbered by thread, in `migrate`, `owners`, `bins` and `stats`: with
+        two threads the first process has workers 0 and 1, the second 2 and 3.
     bits : int, default 8
-        The state is cut into ``2 ** bits`` bins, at most 20.
+        The state is cut into ``2 ** bits`` bins; at most 20.
     name : str, optional
         For job descriptions, threads and messages.
     start_timeout : float, str or datetime.timedelta, default 300.0
@@ -103,7 +105,7 @@ class Engine:
     registry_port : int, default 0
         Port at the driver that members dial; 0 takes any.
     window : int, default 8
-        Slices that may be under way at once.
+        Slices of a batch, of at most `slice_rows` rows, that may be under way at once.
     slice_rows : int, default 16_384
         Greatest size of a slice; smaller slices let bins move sooner.
     staging_memory : int or str, optional
@@ -377,6 +379,7 @@ class Engine:
         conf = sc.getConf()
         require_lasting(conf.get)
         found = capacity(sc)
+        require_files(self.workers)
         with _TAKING:
             require_slots(found, self.workers, held_slots(sc, but=self))
             handles.add(self)
@@ -844,7 +847,10 @@ class Engine:
         target, tolerance = None, parse_tolerance("tolerance", tolerance)
         if parse_by(by) != "bins":
             self._require_open()
-            looked = Balanced(self).look_at(self._queries.find(query))
+            found = self._queries.find(query)
+            looked = Balanced(self).look_at(found)
+            if looked.missing and found.running:
+                raise EngineError(f"rebalance(by={by!r}) of query {found.name}: {looked.missing}; ask again")
             _, loads = looked.loads.by(by, Parts(looked.bits, dict(zip(looked.bins, looked.owners, strict=True))))
             of_bins = [loads[part] for part in looked.bins]
             owners = evened(looked.owners, of_bins, looked.workers, tolerance) if looked.owners else []

@@ -54,6 +54,16 @@ pub enum Why {
         /// Its load as a share of the mean load of a worker.
         share: f64,
     },
+    /// A worker has too much of bins none of which is too hot: each that it gave away would make another worker the fullest. Dividing one helps.
+    Packed {
+        /// The worker.
+        worker: u32,
+        /// The heaviest of its bins.
+        bin: usize,
+        /// The load that parts of that may have for two to be beside the worker's other bins, as a share of the mean load of a worker; `None` where the
+        /// bin has so little that it may be chance, and is not worth it.
+        part: Option<f64>,
+    },
     /// Skew that moving some bins lowers.
     Skewed,
 }
@@ -73,6 +83,12 @@ pub struct Verdict {
 
 /// Of the skew above 1 that moving must take away to be worth it.
 const WORTH: f64 = 0.25;
+
+/// Of a worker's share a bin has so much, in each look, that is worth dividing where none is too hot: it has more where there is one more than workers.
+const HEAVY: f64 = 0.45;
+
+/// Of a worker's share a part is asked to be no less.
+const LEAST_PART: f64 = 0.125;
 
 /// Watches loads.
 ///
@@ -150,7 +166,21 @@ impl Balancer {
         if now - expected < WORTH * (now - 1.0) {
             let hottest = (0..loads.len()).max_by_key(|bin| loads[*bin]).unwrap_or(0);
             let mean = loads.iter().sum::<u64>() as f64 / f64::from(workers);
-            return nothing(Why::HotBin { bin: hottest, share: loads[hottest] as f64 / mean });
+            let share = |bin: usize| loads[bin] as f64 / mean;
+            // Whom no move relieves: others may be relieved by moves as soon as this one is, too.
+            let sums = of_workers(&|bin| after[bin]);
+            let fullest = (0..workers).max_by_key(|worker| sums[*worker as usize]).unwrap_or(0);
+            let of_fullest = (0..loads.len()).filter(|bin| after[*bin] == fullest).max_by_key(|bin| loads[*bin]);
+            return nothing(match of_fullest.filter(|_| share(hottest) <= self.policy.trigger) {
+                Some(bin) => {
+                    let others = sums[fullest as usize] as f64 / mean - share(bin);
+                    let part = ((self.policy.tolerance - others) / 2.0).max(LEAST_PART);
+                    let mean_of = |look: &[u64]| look.iter().sum::<u64>() as f64 / f64::from(workers);
+                    let is_heavy = self.looks.iter().all(|look| look[bin] as f64 >= HEAVY * mean_of(look));
+                    Why::Packed { worker: fullest, bin, part: is_heavy.then_some(part) }
+                }
+                None => Why::HotBin { bin: hottest, share: share(hottest) },
+            });
         }
         (self.over, self.rest) = (0, patience);
         Verdict { skew: now, expected, moves, why: Why::Skewed }

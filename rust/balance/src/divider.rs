@@ -6,12 +6,16 @@
 //! holds more bytes than the policy's limit holds rows up for too long when it moves, and is split into parts that are below it with some room. A bin that is
 //! split, gets little and holds little becomes one again. The two are far apart, in load, in bytes and in time, so that what goes up and down does neither.
 //!
+//! Bins none of which is too hot may be so few that some worker has too many of them wherever they are: n + 1 bins on n workers. Then the balancer names
+//! one of that worker's, and its parts are small enough for it to give some away ([`Divider::relieve`]).
+//!
 //! What no split divides is the load of one key, or its state. So a part that has nearly all of its bin's when it is a small part of it is left alone.
 //!
 //! Bytes are what tables take in memory, so parts may take half of what their bin took, having less room to grow: a bin is merged below a quarter of the limit.
 //!
 //! Invariants: a bin is split only when it was too hot, or too large, in each of `patience` looks, and merged only when it was cold and small in each of four times
-//! as many; no part is longer than asked for; what is split for its size at one look is one bin, or [`LIMITS_AT_ONCE`] limits: a split copies it.
+//! as many; no part is longer than asked for; what is split for its size at one look is one bin, or [`LIMITS_AT_ONCE`] limits, and what is merged is as
+//! much: either copies it.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +76,7 @@ const COLD: f64 = 0.25;
 const COLD_PATIENCE: u32 = 4;
 /// Of the limit the parts of what is split hold so much at most, were it spread evenly over its hashes.
 const FULL: f64 = 0.875;
-/// What is split for its size at one look holds so many times the limit, or is one bin.
+/// What is split for its size at one look holds so many times the limit, or is one bin; what is merged likewise.
 pub(crate) const LIMITS_AT_ONCE: u64 = 4;
 
 /// Watches loads and sizes of bins and parts.
@@ -147,6 +151,20 @@ impl Divider {
         }
         told.splits = splits.into_iter().collect();
         told
+    }
+
+    /// Splits a bin that the balancer would move if it were lighter, into parts of so much of the mean load of a worker at most
+    /// ([`Why::Packed`](crate::Why::Packed)); unless one key has it, or nearly.
+    pub fn relieve(&self, bins: &[Bin], loads: &[u64], (at, part): (usize, f64), workers: u32, told: &mut Division) {
+        let (bin, load) = (bins[at], loads[at]);
+        let whole = self.whole(bin);
+        let all = bins.iter().zip(loads).filter(|(one, _)| one.1 > self.bits && self.whole(**one) == whole);
+        let all = (bin.1 > self.bits).then(|| all.map(|(_, load)| load).sum());
+        let mean = loads.iter().sum::<u64>() as f64 / f64::from(workers.max(1));
+        if load > 0 && !self.is_one_key(bin, load, all) && told.splits.iter().all(|(one, _)| *one != bin) {
+            told.splits.push((bin, self.depth(bin, load, part * mean)));
+            told.splits.sort_unstable();
+        }
     }
 
     fn whole(&self, (prefix, bits): Bin) -> Bin {
@@ -227,15 +245,28 @@ impl Divider {
     fn unite(&mut self, split: &BTreeMap<Bin, Whole>, hot: f64, told: &mut Division) {
         let before = std::mem::take(&mut self.cold);
         let patience = COLD_PATIENCE.saturating_mul(self.policy.patience.max(1));
+        let mut ready = Vec::new();
         for (bin, whole) in split {
             let is_small = |limit: u64| whole.bytes.is_some_and(|bytes| (bytes as f64) < COLD * limit as f64);
             if (whole.load as f64) < hot && self.policy.most_bytes.is_none_or(is_small) {
-                let looks = before.get(bin).map_or(1, |looks| looks + 1);
-                match looks >= patience {
-                    true => told.merges.push(*bin),
-                    false => _ = self.cold.insert(*bin, looks),
+                let looks = before.get(bin).map_or(1, |looks| looks + 1).min(patience);
+                self.cold.insert(*bin, looks);
+                if looks == patience {
+                    ready.push((whole.bytes.unwrap_or(u64::MAX), *bin));
                 }
             }
+        }
+        // The smallest first; the others are still cold at the next look.
+        ready.sort_unstable();
+        let limit = self.policy.most_bytes.or(Policy::default().most_bytes).unwrap_or(u64::MAX);
+        let mut left = limit.saturating_mul(LIMITS_AT_ONCE);
+        for (bytes, bin) in ready {
+            if bytes > left && !told.merges.is_empty() {
+                break;
+            }
+            left = left.saturating_sub(bytes);
+            self.cold.remove(&bin);
+            told.merges.push(bin);
         }
     }
 }

@@ -39,6 +39,9 @@ fn fits(owners: &[u32], loads: &[u64]) -> PyResult<()> {
     }
 }
 
+/// Why a bin is left as it is.
+const ONE_KEY: &str = "it is one key's, which nothing divides";
+
 /// See `penstock_balance::Balancer` and `penstock_balance::Divider`, which look at the same.
 #[pyclass(module = "penstock._native")]
 pub(crate) struct Balancer {
@@ -82,7 +85,10 @@ impl Balancer {
             self.bins.clone_from(&bins);
         }
         let verdict = self.balancer.look(&owners, &loads, came, workers);
-        let division = self.divider.look(&bins, &loads, came, &bytes, workers);
+        let mut division = self.divider.look(&bins, &loads, came, &bytes, workers);
+        if let Why::Packed { bin, part: Some(part), .. } = verdict.why {
+            self.divider.relieve(&bins, &loads, (bin, part), workers, &mut division);
+        }
         let told = PyDict::new(py);
         told.set_item("skew", verdict.skew)?;
         told.set_item("expected", verdict.expected)?;
@@ -97,8 +103,17 @@ impl Balancer {
             format!("bin {} alone has {share:.1} times what a worker should: {then}", named(bin))
         };
         let why = match (verdict.why, division.hot_key) {
-            (Why::HotBin { share, .. }, Some((bin, _))) => hot(bin, share, "it is one key's, which nothing divides"),
+            (Why::HotBin { share, .. }, Some((bin, _))) => hot(bin, share, ONE_KEY),
             (Why::HotBin { bin, share }, None) => hot(bins[bin], share, "moving bins does not help, splitting it does"),
+            (Why::Packed { worker, bin, part }, _) => {
+                let divides = division.splits.iter().any(|(one, _)| *one == bins[bin]);
+                let helps = match part {
+                    None => "moving bins does not help, and it has too little to be split",
+                    Some(_) if divides => "moving bins does not help, splitting it does",
+                    Some(_) => ONE_KEY,
+                };
+                format!("bin {} fills worker {worker} up: {helps}", named(bins[bin]))
+            }
             (Why::Quiet, _) => "too few rows to judge".to_owned(),
             (Why::Even, _) => "even".to_owned(),
             (Why::Waiting { looks }, _) => format!("skewed, {looks} looks before anything moves"),
@@ -119,7 +134,7 @@ impl Balancer {
             Fate::Split { by } => format!("{} parts", 1 << by),
             Fate::Waits { looks: 0 } => "others are split first".to_owned(),
             Fate::Waits { looks } => format!("{looks} looks before it is split"),
-            Fate::Stays => "it is one key's, which nothing divides".to_owned(),
+            Fate::Stays => ONE_KEY.to_owned(),
         };
         let more = if others.is_empty() { String::new() } else { format!(", and {} more", others.len()) };
         Some(format!("bin {} holds {}, limit {limit}: {then}{more}", named(*bin), size(*bytes)))

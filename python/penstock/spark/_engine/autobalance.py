@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock._autobalance import PAUSE_S, Looked, see_through
@@ -47,40 +48,50 @@ class Balanced:
         now = [row for row in latest if row["generation"] == told.generation]
         plan = found.parts() or Parts(0, {})
         bins = sorted(plan.owner)
+        workers, leaving = max(1, found.workers), found.leaving
+        missing = ""
+        if leaving:
+            missing = f"{len(leaving)} of {workers} workers leave, and give their bins away first"
+        elif told.workers < workers:
+            missing = f"figures of {workers - told.workers} of {workers} workers have not come"
         return Looked(
             found.name,
             told.generation,
             plan.bits,
             bins,
             [plan.owner[part] for part in bins],
-            max(1, found.workers),
+            workers,
             told.loads,
             [told.bytes_of(part) for part in bins],
             sum(row["rows"] for row in now),
             sum(row["busy_s"] for row in now),
             commits.facts(found.id).offered(),
+            missing,
         )
 
     def looked(self) -> list[Looked]:
         """What is known of each running query, also of those without state: they keep the workers busy, too."""
         return [self.look_at(found) for found in self._engine._queries.all() if found.running]
 
-    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
-        """Move bins, and wait for the end."""
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> Any:
+        """Move bins, and wait for the end; returns the handle where that takes long."""
         handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=PAUSE_S, query=query)
-        see_through(handle, stopping)
+        return see_through(handle, stopping)
 
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
-    ) -> None:
-        """Split bins by so many bits, make others one again, and wait for the end.
+    ) -> Any:
+        """Split bins by so many bits, make others one again, and wait for the end; returns the handle of one that takes
+        long, behind which no other is begun.
 
         One after the other: rows wait while one is copied.
         """
-        for part, by in splits.items():
-            see_through(self._engine.split(part, by, query=query), stopping)
-        if merges:
-            see_through(self._engine.merge(merges, query=query), stopping)
+        engine, left = self._engine, None
+        asks = [partial(engine.split, part, by, query=query) for part, by in splits.items()]
+        for ask in [*asks, *(partial(engine.merge, part, query=query) for part in merges)]:
+            if left is None and not stopping():
+                left = see_through(ask(), stopping)
+        return left
 
     def room(self, workers: int) -> int:
         """The number to ask for on the way to so many workers: those that there are where it cannot be more.

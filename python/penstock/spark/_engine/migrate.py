@@ -154,8 +154,9 @@ class Migration:
         Raises
         ------
         EngineError
-            When it was cancelled or failed; the state is where the query says it is (`Engine.owners`). Or when the sink
-            of a query asks whose own batch has to end before it begins (``at_epoch``).
+            When it failed, or a failure or restart of the query cut it off; the state is where the query says it is
+            (`Engine.owners`). Or when the sink of a query asks whose own batch has to end before it begins
+            (``at_epoch``). After `cancel` it does not: the report tells what was done.
         TimeoutError
             When it still runs after `timeout`.
         """

@@ -221,6 +221,11 @@ class Query:
         return int(self._facts("workers", 0))
 
     @property
+    def leaving(self) -> list[int]:
+        """Those of them whose members are to go: they give their bins away, and get none."""
+        return list(self._facts("leaving", ()))
+
+    @property
     def calls_here(self) -> bool:
         """Whether the calling thread is in a call of this query."""
         return self._caller == threading.get_ident()

@@ -40,6 +40,8 @@ class Loads(NamedTuple):
     #: Bytes of state of each bin and part as it was a moment ago, by keyed step. Of one that is on its way, what the
     #: larger of its two workers said.
     bytes: list[dict[Part, int]]
+    #: How many workers told.
+    workers: int = 0
 
     def bytes_of(self, part: Part) -> int | None:
         """Bytes of a bin in all keyed steps; None unless they are known of each."""
@@ -138,12 +140,13 @@ class Recorder:
         Returns
         -------
         Loads
-            Of the members of the newest generation.
+            Of the members of the newest generation. A sum without some of them says nothing of what came since another
+            one: `Loads.workers` tells of how many it is.
         """
         asked = {"do": "stats", "query": query, "loads": True}
         calls = [self._hub.call(member, asked, hook=partial(self._take, of=query)) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
-        generation = -1
+        generation, workers = -1, 0
         loads = _loads.Loads()
         sizes: list[dict[Part, int]] = []
         for call in calls:
@@ -152,15 +155,16 @@ class Recorder:
             if "loads" not in figures or int(figures["generation"]) < generation:
                 continue
             if int(figures["generation"]) > generation:
-                generation, loads = int(figures["generation"]), _loads.Loads()
+                generation, workers, loads = int(figures["generation"]), 0, _loads.Loads()
                 sizes.clear()
+            workers += len(figures["group"]["workers"])
             loads = loads.with_(_loads.Loads(figures["loads"]["steps"]))
             told_bytes = figures["loads"]["bytes"]
             sizes += [{} for _ in range(len(told_bytes) - len(sizes))]
             for known, step in zip(sizes, told_bytes, strict=False):
                 for prefix, bits, size in step:
                     known[prefix, bits] = max(size, known.get((prefix, bits), 0))
-        return Loads(generation, loads, sizes)
+        return Loads(generation, loads, sizes, workers)
 
     def after_refresh(self, then: Callable[[], None]) -> None:
         """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""

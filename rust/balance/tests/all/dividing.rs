@@ -1,6 +1,6 @@
 //! Bins that are split and merged with the load and their size, beside the balancer that moves them: both are those of 2^12 cells of the hash.
 
-use penstock_balance::{Balancer, Bin, Divider, Fate, Large, Policy, skew};
+use penstock_balance::{Balancer, Bin, Divider, Fate, Large, Policy, Why, skew};
 use proptest::prelude::*;
 
 const BITS: u8 = 6;
@@ -59,7 +59,10 @@ impl Run {
         }
         let came = rows.iter().sum();
         let verdict = self.balancer.look(&self.owners, &rows, came, self.workers);
-        let told = self.divider.look(&self.bins, &rows, came, &bytes, self.workers);
+        let mut told = self.divider.look(&self.bins, &rows, came, &bytes, self.workers);
+        if let Why::Packed { bin, part: Some(part), .. } = verdict.why {
+            self.divider.relieve(&self.bins, &rows, (bin, part), self.workers, &mut told);
+        }
         (self.hot_key, self.large) = (told.hot_key, told.large);
         verdict.moves.iter().for_each(|shift| self.owners[shift.what] = shift.to);
         for (bin @ (prefix, bits), by) in &told.splits {
@@ -174,6 +177,25 @@ fn a_hot_key_is_told_of_and_divided_no_further() {
 }
 
 #[test]
+fn a_few_bins_more_than_workers_are_evened_out_by_splitting_one() {
+    for (busy, workers) in [(5, 4), (6, 4), (9, 8), (10, 8)] {
+        let mut run = Run::new(workers);
+        run.looks(40, &|cell| if cell >> (MOST - BITS) < busy { 100 } else { 0 });
+        let (trigger, skews) = (Policy::default().trigger, &run.skews);
+        assert!(skews[0] > trigger || busy == 6, "{busy} on {workers}: {skews:?}");
+        assert!(skews[12..].iter().all(|skew| *skew <= trigger), "{busy} on {workers}: {skews:?}");
+        assert!(run.splits <= 2 && run.merges == 0, "{busy} on {workers}: {} splits", run.splits);
+    }
+}
+
+#[test]
+fn a_few_keys_more_than_workers_are_divided_until_each_is_alone_and_no_further() {
+    let mut run = Run::new(4);
+    run.looks(100, &|cell| if cell % 64 == 5 && cell >> (MOST - BITS) < 5 { 6_400 } else { 0 });
+    assert!(run.splits <= 5 && run.merges == 0, "{} splits", run.splits);
+}
+
+#[test]
 fn a_hot_bin_that_wanders_leaves_few_parts_behind() {
     let mut run = Run::new(4);
     for look in 0..400_usize {
@@ -269,6 +291,27 @@ fn many_that_are_too_large_are_divided_a_few_at_a_time_the_largest_first() {
     assert_eq!((run.large.len(), run.merges), (0, 0));
     // 22 of two limits, 21 of three, 21 of four, by parts of seven eighths at most.
     assert_eq!(run.bins.len(), 22 * 4 + 21 * 4 + 21 * 8);
+}
+
+#[test]
+fn many_that_have_cooled_are_merged_a_few_at_a_time() {
+    // Somebody has split all of them in two.
+    let halves = (0..128).map(|prefix| (prefix, BITS + 1)).collect::<Vec<Bin>>();
+    let mut run = Run::new(4);
+    (run.owners, run.bins) = (halves.iter().map(|(prefix, _)| prefix % 4).collect(), halves);
+    let bytes = |cell: usize| each(LIMIT / 64 * (1 + (cell as u64 >> (MOST - BITS)) % 15));
+    let mut merges = Vec::new();
+    for _ in 0..30 {
+        let before = run.bins.clone();
+        run.look_at(&|_| 10, &bytes);
+        let gone = run.bins.iter().filter(|bin| !before.contains(bin)).map(|(bin, _)| *bin as usize);
+        merges.extend(Some(gone.collect::<Vec<_>>()).filter(|merged| !merged.is_empty()));
+    }
+    let held = |bin: &usize| bytes(bin << (MOST - BITS)) << (MOST - BITS);
+    let sums = merges.iter().map(|merged| merged.iter().map(held).sum::<u64>()).collect::<Vec<_>>();
+    assert!(sums.len() > 1 && sums.iter().all(|sum| *sum <= 4 * LIMIT), "{sums:?}");
+    assert_eq!((run.merges, run.bins.len()), (64, 64), "all in the end");
+    assert!(merges[0].iter().map(held).max() <= merges[1].iter().map(held).min(), "the smallest first");
 }
 
 #[test]

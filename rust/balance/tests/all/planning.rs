@@ -196,6 +196,62 @@ proptest! {
     }
 }
 
+/// Groups and milliseconds of the steps of so many bins, where a step costs what is said of its place and its groups.
+fn paused(most_ms: u64, bins: usize, cost_ms: impl Fn(usize, usize) -> f64) -> Vec<(usize, f64)> {
+    let mut limit = PauseLimit::new(std::time::Duration::from_millis(most_ms));
+    let (mut left, mut told) = (bins, Vec::new());
+    while left > 0 {
+        let groups = limit.groups().min(left);
+        let took = cost_ms(told.len(), groups);
+        limit.took(groups, std::time::Duration::from_secs_f64(took / 1e3));
+        told.push((groups, took));
+        left -= groups;
+    }
+    told
+}
+
+#[test]
+fn a_slow_beginning_does_not_switch_the_limit_off() {
+    // Slow functions run at first; or a process begins.
+    for (slow, each) in [(1000.0, 5.0), (60.0, 2.0)] {
+        let steps = paused(50, 4_000, |at, groups| if at < 3 { slow } else { each * groups as f64 });
+        assert!(steps[8..].iter().all(|(_, took)| *took <= 50.0), "{slow} ms, then {each} ms a bin: {steps:?}");
+        assert!(steps.len() < 3 * 4_000 * each as usize / 50, "and uses what it may: {} steps", steps.len());
+    }
+    // For longer, so steps are large when they cost what they move.
+    let steps = paused(50, 8_000, |at, groups| if at < 12 { 1000.0 } else { 5.0 * groups as f64 });
+    let late = 12 + 16 + 3 + 8;
+    assert!(steps[late..].iter().all(|(_, took)| *took <= 50.0), "{steps:?}");
+}
+
+#[test]
+fn a_slow_end_takes_no_longer_than_it_has_to() {
+    let steps = paused(50, 400, |at, groups| if at < 20 { 5.0 * groups as f64 } else { 1000.0 + groups as f64 });
+    assert!(steps.iter().all(|(_, took)| *took <= 1500.0));
+    assert!(steps.len() < 20 + 20, "what each step waits for makes them no smaller: {steps:?}");
+}
+
+#[test]
+fn one_group_that_takes_half_of_the_pause_does_not_make_every_second_step_too_long() {
+    for (fixed, further) in [(25.0, 12.0), (30.0, 9.5), (22.0, 4.0), (40.0, 1.3)] {
+        let steps = paused(50, 600, |_, groups| fixed + further * (groups - 1) as f64);
+        let long = steps.iter().filter(|(_, took)| *took > 50.0).count();
+        assert!(long * 8 <= steps.len(), "{long} of {} steps: {steps:?}", steps.len());
+    }
+}
+
+proptest! {
+    #[test]
+    fn few_steps_are_too_long_where_one_group_is_not(
+        most_ms in 10u64..200, share in 0.0f64..1.0, further in 0.01f64..1.0, bins in 50usize..2_000,
+    ) {
+        let most = most_ms as f64;
+        let steps = paused(most_ms, bins, |_, groups| most * (share + share.max(0.02) * further * (groups - 1) as f64));
+        let long = steps.iter().filter(|(_, took)| *took > most).count();
+        prop_assert!(long <= 3 + steps.len() / 8, "{long} of {}: {steps:?}", steps.len());
+    }
+}
+
 #[test]
 fn two_workers_that_send_to_each_other_take_a_step_and_a_hub_takes_one_for_each() {
     let there_and_back = [(0, 0, 1), (1, 1, 0)].map(|(what, from, to)| Shift { what, from, to });

@@ -166,6 +166,18 @@ fn a_bin_hotter_than_a_worker_is_named_and_not_passed_around() {
 }
 
 #[test]
+fn a_worker_with_one_light_bin_too_many_is_told_of_and_nothing_is_divided() {
+    let mut balancer = Balancer::new(Policy { trigger: 1.1, tolerance: 1.05, least_rows: 10, ..Policy::default() });
+    // Four to three: as if by chance.
+    let last = (0..9).map(|_| balancer.look(&[0, 0, 0, 0, 1, 1, 1], &[40; 7], 280, 2)).last().unwrap();
+    assert!(matches!(last.why, Why::Packed { worker: 0, part: None, .. }), "{last:?}");
+    // Of three equal ones on two workers one is worth it.
+    let mut balancer = Balancer::new(Policy { trigger: 1.3, least_rows: 1, ..Policy::default() });
+    let last = (0..3).map(|_| balancer.look(&[0, 0, 1], &[40; 3], 120, 2)).last().unwrap();
+    assert!(matches!(last.why, Why::Packed { worker: 0, bin: 0 | 1, part: Some(part) } if part < 0.3), "{last:?}");
+}
+
+#[test]
 fn joiners_get_their_part_of_the_load() {
     let mut run = Run::new(dealt(2), 2);
     (0..5).for_each(|_| run.look(&|_| 100.0));
