@@ -15,9 +15,13 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import types
 import uuid
 import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -26,14 +30,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 import penstock as pk
-from penstock import _native, _values, errors, state
+from examples_support import examples
+from penstock import _native, _storage, _values, errors, state
 from penstock._functions.state import BinState
-from penstock._storage import open_storage
+from penstock._storage import Entry, open_storage
 from penstock.cli import main
+from penstock.cli.state import _table
 from penstock.spark._engine.query import Query
 
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
@@ -403,6 +410,155 @@ def test_the_watermark_of_a_manifest_is_that_of_the_flow(copy: Path) -> None:
         assert state.manifests(copy)["watermark"][0].as_py() == watermark
 
 
+def test_a_manifest_under_another_name_is_told(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    own = newest.name
+    # Another nonce, and another batch.
+    for name in (f"{own[:-4]}beef", own.replace(f"{2:020}", f"{7:020}", 1)):
+        renamed = newest.rename(copy / name)
+        for read in (state.operators, state.read):
+            with pytest.raises(errors.StorageError, match=rf"file {name} has the content of {own}.* read: 0, 1$"):
+                read(copy)
+        told = state.manifests(copy).to_pylist()[-1]
+        assert (told["name"], told["serves"]) == (name, False) and own in told["problem"]
+        assert state.read(copy, AGG, 1).equals(state.read(KEPT, AGG, 1))
+        newest = renamed.rename(copy / own)
+    shutil.copy(newest, copy / name)
+    assert state.read(copy, AGG, 2).equals(state.read(KEPT, AGG, 2)), "the copy is of batch 7, and hides none"
+
+
+def test_what_is_named_like_a_manifest_only_is_none(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    for name in (
+        f"manifest-{'9' * 20}-{1:020}-{0:016x}",
+        f"manifest-{1 << 63:020}-{1:020}-{0:016x}",
+        f"manifest-{9:020}-{'9' * 20}-{0:016x}",
+        f"{newest.name.replace(f'{2:020}', f'{9:020}', 1)}.bak",
+    ):
+        shutil.copy(newest, copy / name)
+        assert state.manifests(copy).equals(state.manifests(KEPT))
+        assert state.operators(copy).equals(state.operators(KEPT))
+    with pytest.raises(errors.ConfigError, match="of batch 9, only of 0, 1, 2"):
+        state.read(copy, AGG, 9)
+
+
+def test_a_manifest_that_was_never_written_is_not_the_newest(copy: Path) -> None:
+    """Its driver died, on a store that shows files from when they are opened."""
+    newest = only(copy, f"manifest-{2:020}-*")
+    empty = copy / newest.name.replace(f"{2:020}", f"{3:020}", 1)
+    empty.write_bytes(b"")
+    assert state.read(copy, AGG).equals(state.read(KEPT, AGG))
+    with pytest.raises(errors.StorageError, match=rf"file {empty.name} has 0 bytes .* read: 0, 1, 2"):
+        state.read(copy, AGG, 3)
+    empty.unlink()
+    end = copy / newest.name.replace(f"{2:020}", f"{2:020}-finished", 1)
+    end.write_bytes(b"")
+    assert state.read(copy, AGG).equals(state.read(KEPT, AGG)), "finish() broke off"
+    told = state.manifests(copy).to_pylist()[-2:]
+    assert [(one["finished"], one["serves"]) for one in told] == [(False, True), (True, False)]
+    for file in copy.glob("manifest-*"):
+        file.write_bytes(b"")
+    with pytest.raises(errors.StorageError, match="batches that can be read: none"):
+        state.read(copy, AGG)
+
+
+def test_a_manifest_that_goes_while_it_is_read_is_told(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = only(copy, f"manifest-{2:020}-*").name
+    listed = _storage._Folder.list
+    monkeypatch.setattr(
+        _storage._Folder,
+        "list",
+        lambda self: [*listed(self), Entry(newest.replace(f"{2:020}", f"{3:020}", 1), 9)],
+    )
+    with pytest.raises(errors.StorageError, match=rf"file manifest-{3:020}.* was deleted while it was read: try again"):
+        state.read(f"{copy}/.", AGG)
+    assert state.read(f"{copy}/.", AGG, 2).equals(state.read(f"{KEPT}/.", AGG, 2))
+
+
+def test_of_many_manifests_that_of_the_batch_is_read(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = _storage._Folder.read
+    seen: list[str] = []
+
+    def read(self: Any, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        seen.extend([name] if name.startswith("manifest-") else [])
+        return whole(self, name, offset, length)
+
+    monkeypatch.setattr(_storage._Folder, "read", read)
+    for batch in (None, 0, 1):
+        seen.clear()
+        assert state.read(copy, AGG, batch).num_rows and state.operators(copy, batch).num_rows
+        assert seen == [only(copy, f"manifest-{2 if batch is None else batch:020}-*").name] * 2
+    seen.clear()
+    assert state.manifests(copy).num_rows == len(seen) == 3
+
+
+def fields(told: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in JSON."""
+    if path:
+        yield path
+    if isinstance(told, (dict, list)):
+        for name, one in told.items() if isinstance(told, dict) else enumerate(told):
+            yield from fields(one, (*path, name))
+
+
+#: What somebody may write by hand.
+WRITTEN: list[Any] = [None, -1, 0, 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1.5, True]
+WRITTEN += ["", "x", "\u00e9", "{}", "[]", [], {}, [[]], "\x00"]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(data=st.data())
+def test_a_field_that_was_changed_by_hand_is_an_error_of_ours(data: st.DataObject) -> None:
+    """With checksums that are right: what is read is a table, or what is wrong is told."""
+    source = data.draw(st.sampled_from([KEPT, ENGINE, STEPS / "_penstock"]))
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(shutil.copytree(source, Path(folder) / "copy"))
+        manifest = data.draw(st.sampled_from(sorted(place.glob("manifest-*"))))
+        told = json.loads(manifest.read_bytes()[10:-12])
+        names = [one["name"] for one in told["plan"]["operators"]]
+        operator = data.draw(st.sampled_from([None, *range(len(names))]))
+        changed = told if operator is None else json.loads(told["plan"]["operators"][operator]["columns"])
+        *above, last = data.draw(st.sampled_from(list(fields(changed))))
+        parent = changed
+        for step in above:
+            parent = parent[step]
+        parent[last] = data.draw(st.sampled_from(WRITTEN))
+        if operator is not None:
+            told["plan"]["operators"][operator]["columns"] = json.dumps(changed)
+        write(manifest, told)
+        batch = int(manifest.name.split("-")[1])
+        for read in (
+            partial(state.manifests, place),
+            partial(state.operators, place, batch),
+            *(partial(state.read, place, name, batch) for name in names),
+        ):
+            with suppress(errors.PenstockError):
+                assert read().num_rows >= 0
+
+
+@pytest.mark.parametrize("schema", ["x", 1, {}, "\u00e9", "[]"])
+def test_a_schema_that_is_none_is_told_with_its_operator(copy: Path, schema: Any) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    told = json.loads(newest.read_bytes()[10:-12])
+    [operator] = (one for one in told["plan"]["operators"] if one["name"] == FUNCTION)
+    operator["columns"] = json.dumps(json.loads(operator["columns"]) | {"state": schema})
+    write(newest, told)
+    with pytest.raises(errors.StateError):
+        state.read(copy, FUNCTION)
+
+
+def test_a_length_that_no_file_has_is_told(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    told = json.loads(newest.read_bytes()[10:-12])
+    for file in told["files"]:
+        file["length"] = (1 << 63) - 1
+    write(newest, told)
+    assert state.manifests(copy)["bytes"][2].as_py() == (1 << 63) - 1
+    told["files"][0]["length"] += 1
+    write(newest, told)
+    assert f"nothing counts to {1 << 63}" in state.manifests(copy)["problem"][2].as_py()
+
+
 def test_a_newer_kind_of_operator_is_refused(copy: Path) -> None:
     newest = only(copy, f"manifest-{2:020}-*")
     told = json.loads(newest.read_bytes()[10:-12])
@@ -726,6 +882,12 @@ def test_the_command_cuts_no_word(
     if columns >= 80:
         shown = lines[: lines.index(next(line for line in lines if line.startswith("Operators")))]
         assert len(shown) <= 10, "a line for each manifest"
+
+
+def test_a_title_is_one_line_over_a_narrow_table() -> None:
+    out = io.StringIO()
+    _table(Console(width=120, file=out), "first, the first 20", pa.table({"k": [3, 4]}))
+    assert out.getvalue().splitlines()[0] == "first, the first 20"
 
 
 def test_the_command_writes_rows(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:

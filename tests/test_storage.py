@@ -6,6 +6,7 @@ import doctest
 import errno
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import traceback
@@ -184,15 +185,35 @@ open_storage({str(tmp_path)!r}).write("data-1-2-x", pieces())
     assert left.name.startswith(".data-1-2-x.")
 
 
+def test_a_store_that_shows_files_from_when_they_are_opened_shows_none_that_is_not_whole(tmp_path: Path) -> None:
+    """HDFS does, as the file system here: what was begun has a name of its own there, and is renamed."""
+    storage = _storage._Objects("hdfs://x", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), ".")
+    begun: list[list[str]] = []
+
+    def pieces(breaks_off: bool) -> Iterator[bytes]:
+        yield b"one"
+        begun.append([entry.name for entry in storage.list()])
+        if breaks_off:
+            raise OSError("the cable is out")
+        yield b"two"
+
+    assert storage.write("data-1-2-x", pieces(False)) == 6
+    with pytest.raises(OSError, match="the cable is out"):
+        storage.write("data-1-2-y", pieces(True))
+    [[first], [second, whole]] = begun
+    assert whole == "data-1-2-x" and first.startswith(".data-1-2-x.") and second.startswith(".data-1-2-y.")
+    assert storage.create("claim-1", b"mine") and not storage.create("claim-1", b"yours")
+    assert storage.list() == [Entry("claim-1", 4), Entry("data-1-2-x", 6)], "nothing is left behind"
+    assert storage.read("data-1-2-x") == b"onetwo" and storage.read("claim-1") == b"mine"
+
+
 @pytest.mark.parametrize("number", sorted({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}))
 def test_a_mount_without_links_has_files_under_their_own_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     without_links(monkeypatch, number)
     one, other = open_storage(str(tmp_path)), open_storage(str(tmp_path))
-    assert one.exclusive
     assert one.create("claim-1", memoryview(b"mine"))
-    assert not one.exclusive, "whoever needs to be sure looks again"
     # The one that comes second may find the name free, and taken a moment later.
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     assert not other.create("claim-1", b"yours")
@@ -206,7 +227,47 @@ def test_what_has_nothing_to_do_with_links_is_no_reason_to_go_without(
     storage = open_storage(str(tmp_path))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         storage.create("claim-1", b"mine")
-    assert storage.exclusive and storage.list() == []
+    assert storage.list() == []
+
+
+def folders_fail(patch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    """A mount on which a call fails where it is of a folder."""
+    real = getattr(os, call)
+
+    def failing(what: Any, *rest: Any, **named: Any) -> Any:
+        told = os.fstat(what) if isinstance(what, int) else os.stat(what) if os.path.exists(what) else None
+        if told is not None and stat.S_ISDIR(told.st_mode):
+            raise OSError(number, os.strerror(number))
+        return real(what, *rest, **named)
+
+    patch.setattr(os, call, failing)
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("fsync", number) for number in sorted({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})]
+    + [("open", number) for number in (errno.EACCES, errno.EISDIR, errno.EPERM)],
+)
+def test_a_mount_that_does_not_sync_folders_keeps_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    folders_fail(monkeypatch, call, number)
+    storage = open_storage(str(tmp_path))
+    assert storage.write("data-1", [b"mine"]) == 4
+    assert storage.create("claim-1", b"mine") and not storage.create("claim-1", b"yours")
+    assert storage.list() == [Entry("claim-1", 4), Entry("data-1", 4)]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("call", ["fsync", "open"])
+def test_a_disk_that_fails_to_sync_a_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    folders_fail(monkeypatch, call, number)
+    storage = open_storage(str(tmp_path))
+    for ask in (lambda: storage.write("data-1", [b"mine"]), lambda: storage.create("claim-1", b"mine")):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            ask()
 
 
 @pytest.mark.parametrize("written", [0, 2, 4])
@@ -278,7 +339,7 @@ print(sum(storage.create(f"claim-{{n}}", sys.argv[1].encode()) for n in range(50
 def test_paths_are_written_in_several_ways(url: str, tmp_path: Path) -> None:
     url = url.format(tmp_path)
     copy = pickle.loads(pickle.dumps(open_storage(url)))
-    assert copy.url == url and copy.exclusive
+    assert copy.url == url
     copy.write("a", [b"1"])
     assert (tmp_path / "a").read_bytes() == b"1"
 
@@ -289,7 +350,7 @@ def test_volumes_are_folders() -> None:
 
 def test_object_stores_are_called_as_pyarrow_calls_them() -> None:
     storage = open_storage("s3a://bucket/some/folder?region=eu-west-1")
-    assert not storage.exclusive and storage._path("a") == "bucket/some/folder/a"  # type: ignore[attr-defined]
+    assert storage._path("a") == "bucket/some/folder/a"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["my jobs", "job#1", "früh", "a[1]", "50%25", "k=v&w"])

@@ -4,15 +4,17 @@ Owns: how files are written so that nobody ever reads a part of one, how one of 
 that it came second, what a URL of Spark's is called here, and how one is shown: without the credentials that it may
 carry. What the files say is not known here.
 
-Invariants: a file that has its name is whole, but for those of `create` on a mount without links; a name is written
-once and its content never changes; what a writer that died has left behind begins with a dot.
+Invariants: a file that has its name is whole, but for those of `create` on a mount without links, and for empty ones of
+Azure; a name is written once and its content never changes; what a writer that died has left behind begins with a dot.
 
 On a file system a file is written beside its place, synced and renamed; `create` links it instead, which fails where
 there is one. Some mounts have no links (gcsfuse, CIFS, volumes of Databricks): there `create` makes the file under its
 own name, where there is none. Who looks meanwhile sees a part, so its content has to tell that it is none: claims have
-a checksum. Object stores show a file when it is closed, so nothing is to be renamed; `create` looks first there. On
-those and behind such a mount two writers at one moment may both believe that they were first: `exclusive` tells, and
-whoever needs more looks again.
+a checksum. Object stores show a file when it is closed, so nothing is to be renamed; `create` looks first there. HDFS
+shows it from when it is opened, so there it is renamed as well. Azure shows an empty one until then, and few of its
+accounts rename: a writer that dies leaves that, and whoever reads it has to take it for one that was never written. On
+those and behind such a mount two writers at one moment may both believe that they were first: whoever needs more looks
+again.
 """
 
 from __future__ import annotations
@@ -66,6 +68,10 @@ _SCHEMES = {
 #: What a mount says that has no links.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
+#: What a mount says that has no fsync of folders, or does not open them: CIFS, several of FUSE. What it keeps of its
+#: names it keeps by itself.
+_NO_FOLDERS = _NO_LINKS | {errno.EINVAL, errno.EBADF, errno.EACCES, errno.EISDIR}
+
 #: What stands in URLs as it is, and in paths of Hadoop's, which has one that is escaped already for what it means.
 _PLAIN = "/:@!$&'()*+,;=~%"
 #: A host of Amazon's that says where it is.
@@ -107,12 +113,9 @@ class Storage(Protocol):
     ----------
     url : str
         Where it is, as it was given: people see what `shown` makes of it.
-    exclusive : bool
-        Whether `create` is sure to tell all but one of several writers that they came second.
     """
 
     url: str
-    exclusive: bool
 
     def list(self) -> list[Entry]:
         """All files, also what writers that died have left; none where there is no folder."""
@@ -124,7 +127,7 @@ class Storage(Protocol):
         """Write a whole file, and its folder where that is missing; returns bytes. It is durable then."""
 
     def create(self, name: str, data: Piece) -> bool:
-        """Write a file where there is none of that name; whether it did."""
+        """Write a file where there is none of that name; whether it did. Of several at one moment more than one may."""
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove files; those that are not there are no error.
@@ -338,6 +341,19 @@ def _fill(file: BinaryIO, pieces: Iterable[Piece]) -> int:
     return size
 
 
+def _sync_folder(path: Path) -> None:
+    try:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        # The file itself is whole and durable by now. Disks that fail or are full say something else.
+        if error.errno not in _NO_FOLDERS:
+            raise
+
+
 def _each(act: Callable[[str], None], names: Iterable[str], at_once: int) -> None:
     """Do it for each name, as `Storage.delete` says; names are drawn as they are needed."""
     errors: list[Exception] = []
@@ -378,15 +394,7 @@ def _each(act: Callable[[str], None], names: Iterable[str], at_once: int) -> Non
 
 
 class _Folder:
-    """A folder of a file system.
-
-    Attributes
-    ----------
-    exclusive : bool
-        Not where links are missing, as `create` finds out: an object store may be behind the mount.
-    """
-
-    exclusive = True
+    """A folder of a file system."""
 
     def __init__(self, url: str, path: Path) -> None:
         self.url, self._path = url, path
@@ -423,7 +431,6 @@ class _Folder:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            self.exclusive = False
             if not self._create_in_place(self._path / name, bytes(data)):
                 return False
         finally:
@@ -468,12 +475,8 @@ class _Folder:
         return True
 
     def _sync(self) -> None:
-        """The names in the folder outlive the machine."""
-        handle = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        """The names in the folder outlive the machine, where its file system can see to that."""
+        _sync_folder(self._path)
 
 
 class _Objects:
@@ -485,10 +488,9 @@ class _Objects:
     Invariant: what is raised has no credentials, which the texts of stores may have.
     """
 
-    exclusive = False
-
     def __init__(self, url: str, system: FileSystem, base: str) -> None:
         self.url, self._system, self._base = url, system, base.rstrip("/")
+        self._renames = url.partition(":")[0].lower() == "hdfs"
         self._lock = threading.Lock()
         #: Name -> an open file and its size; those that were read last.
         self._files: OrderedDict[str, tuple[Any, int]] = OrderedDict()
@@ -534,19 +536,21 @@ class _Objects:
 
     @_masked
     def write(self, name: str, pieces: Iterable[Piece]) -> int:
-        size = 0
-        stream = self._open(name)
+        size, begun = 0, _hidden(name) if self._renames else name
+        stream = self._open(begun)
         try:
             for piece in pieces:
                 stream.write(piece)
                 size += memoryview(piece).nbytes
             stream.close()
+            if begun != name:
+                self._system.move(self._path(begun), self._path(name))
         except BaseException:
             # Arrow shows a part, too, once its stream is closed, which the stream does by itself when it goes.
             with suppress(Exception):
                 stream.close()
             with suppress(Exception):
-                self._system.delete_file(self._path(name))
+                self._system.delete_file(self._path(begun))
             raise
         return size
 
@@ -562,6 +566,9 @@ class _Objects:
         [info] = self._system.get_file_info([self._path(name)])
         if info.is_file:
             return False
+        if self._renames:
+            self.write(name, [data])
+            return True
         # Not deleted whatever happens: it may be somebody else's by then.
         with self._open(name) as stream:
             stream.write(data)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -46,6 +46,8 @@ _MANIFEST = re.compile(r"manifest-(\d{20})(-finished)?-(\d{20})-[0-9a-f]{16}")
 _CLAIM = re.compile(r"claim-\d{20}")
 #: Later times have no year of four digits: the end of input is one.
 _LATEST_US = 253_402_300_799_999_999
+#: What a column of whole numbers holds.
+_MOST = (1 << 63) - 1
 #: Rows are made by so many characters of text that they may have.
 _PIECE_TEXT = 1 << 26
 
@@ -68,7 +70,7 @@ def read(
     operator : str, optional
         Name of one, see `operators`, or its kind where one has it. Default the only one.
     batch : int, optional
-        Default the newest.
+        Default the newest that was written.
     limit : int, optional
         At most so many rows, of any keys. Default all.
     unpickle : bool
@@ -110,7 +112,7 @@ def read_folder(storage: Storage, operator: str | None, batch: int) -> pa.Table:
     found = _listed(storage)
     if not found.names:
         raise _none(storage.url, found.claimed, "")
-    return _table(_contents(found), operator, batch)
+    return _table(found, operator, batch)
 
 
 def _table(
@@ -158,15 +160,16 @@ def manifests(checkpoint: str | os.PathLike[str]) -> pa.Table:
     """
     import pyarrow as pa
 
-    found = _open(checkpoint)
+    there = _open(checkpoint)
+    found = there.read(there.names)
     rows = []
-    for name in sorted({*found.manifests, *found.damaged}):
+    for name in sorted({*found.told, *found.damaged}):
         match = _MANIFEST.fullmatch(name)
         assert match
         row: dict[str, Any] = {"name": name, "batch": int(match[1]), "finished": bool(match[2])}
         row |= {"serves": found.serving.get(int(match[1])) == name, "problem": found.damaged.get(name)}
-        if name in found.manifests:
-            told = found.manifests[name]
+        if name in found.told:
+            told = found.told[name]
             # Older releases leave that of the flow out where it is the least of those of its sources.
             least = min((at for at in told["watermarks"] if at is not None), default=None)
             watermark = told.get("watermark", least)
@@ -175,7 +178,7 @@ def manifests(checkpoint: str | os.PathLike[str]) -> pa.Table:
                 "watermark": watermark if watermark is not None and abs(watermark) <= _LATEST_US else None,
                 "clock": told["clock_ms"],
                 "files": len(told["files"]),
-                "bytes": sum(file["length"] for file in told["files"]),
+                "bytes": min(sum(file["length"] for file in told["files"]), _MOST),
                 "plan": "; ".join(f"{one['name']}: {one['types']}" for one in told["plan"]["operators"]),
             }
         rows.append(row)
@@ -235,24 +238,50 @@ def operators(checkpoint: str | os.PathLike[str], batch: SupportsIndex | None = 
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
-    """A checkpoint that was found: its manifests by name, which of them serves a batch, and which cannot be read.
+class _Manifests:
+    """What manifests say, by name; which of them serves a batch, and why others cannot be read.
 
     A batch that nothing serves, since a manifest of it is damaged, has the name of that in ``hidden``.
     """
 
-    storage: Storage
-    names: tuple[str, ...]
-    sizes: Mapping[str, int]
-    manifests: Mapping[str, Any]
+    told: Mapping[str, Any]
     serving: Mapping[int, str]
     damaged: Mapping[str, str]
     hidden: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """The files of a folder by name, with their sizes. There may be many manifests: those that are wanted are read."""
+
+    storage: Storage
+    sizes: Mapping[str, int]
 
     @property
     def where(self) -> str:
         """Where it is, for people."""
         return shown(self.storage.url)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of its manifests. A name with a number that nobody counts to is none, whatever it looks like."""
+        from penstock import _native
+
+        return tuple(name for name in self.sizes if _MANIFEST.fullmatch(name) and _native.checkpoint_reads(name))
+
+    @property
+    def claimed(self) -> bool:
+        """Whether an engine has claimed it."""
+        return any(_CLAIM.fullmatch(name) for name in self.sizes)
+
+    def read(self, names: Iterable[str]) -> _Manifests:
+        """What these manifests say, but for those that have gone since they were listed."""
+        from penstock import _native
+
+        files = [(name, content) for name in names if (content := _manifest(self.storage, name)) is not None]
+        told = json.loads(_native.checkpoint_manifests(files))
+        serving, hidden = ({int(batch): name for batch, name in told[key].items()} for key in ("serving", "hidden"))
+        return _Manifests(told["manifests"], serving, told["damaged"], hidden)
 
     def manifest(self, batch: SupportsIndex | None) -> Mapping[str, Any]:
         """That of a batch."""
@@ -261,19 +290,27 @@ class _Checkpoint:
             match = _MANIFEST.fullmatch(name)
             assert match
             batches.setdefault(int(match[1]), []).append(name)
-        number = max(batches) if batch is None else _number(batch)
-        if number not in batches:
-            there = ", ".join(map(str, sorted(batches)))
-            raise ConfigError(f"{self.where}: there is no state of batch {number}, only of {there}")
-        if number in self.serving:
-            found: Mapping[str, Any] = self.manifests[self.serving[number]]
-            return found
-        bad = self.hidden.get(number)
-        if bad is None:
+        if batch is None:
+            for number in sorted(batches, reverse=True):
+                found = self.read(batches[number])
+                # One that is empty was never written: its driver died, on a store that shows it from when it is opened.
+                if number not in found.hidden or self.sizes[found.hidden[number]]:
+                    break
+        else:
+            number = _number(batch)
+            if number not in batches:
+                there = ", ".join(map(str, sorted(batches)))
+                raise ConfigError(f"{self.where}: there is no state of batch {number}, only of {there}")
+            found = self.read(batches[number])
+        if number in found.serving:
+            told: Mapping[str, Any] = found.told[found.serving[number]]
+            return told
+        if number not in found.hidden:
             raise _gone(self.storage, batches[number][0])
-        others = ", ".join(map(str, sorted(self.serving))) or "none"
+        bad = found.hidden[number]
+        others = ", ".join(map(str, sorted(self.read(self.names).serving))) or "none"
         raise StorageError(
-            f"{self.where}: file {bad} {self.damaged[bad]}: put back the file; batches that can be read: {others}"
+            f"{self.where}: file {bad} {found.damaged[bad]}: put back the file; batches that can be read: {others}"
         )
 
     def operator(self, manifest: Mapping[str, Any], wanted: str | None) -> Mapping[str, Any]:
@@ -339,35 +376,17 @@ def _manifest(storage: Storage, name: str) -> bytes | None:
         raise _unread(storage, f": file {name}", error) from error
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """The files of a folder by name, with their sizes."""
-
-    storage: Storage
-    sizes: Mapping[str, int]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Those of its manifests."""
-        return tuple(name for name in self.sizes if _MANIFEST.fullmatch(name))
-
-    @property
-    def claimed(self) -> bool:
-        """Whether an engine has claimed it."""
-        return any(_CLAIM.fullmatch(name) for name in self.sizes)
-
-
-def _listed(storage: Storage) -> _Listed:
+def _listed(storage: Storage) -> _Checkpoint:
     try:
-        return _Listed(storage, dict(storage.list()))
+        return _Checkpoint(storage, dict(storage.list()))
     except NotADirectoryError:
-        return _Listed(storage, {})
+        return _Checkpoint(storage, {})
     except OSError as error:
         raise _unread(storage, "", error) from error
 
 
 def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
-    """Find a checkpoint, in the folder or in ours in it, and read its manifests."""
+    """Find a checkpoint, in the folder or in ours in it."""
     try:
         given = os.fspath(checkpoint)
     except TypeError:
@@ -385,7 +404,7 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         # Who may see ours need not see what it is in.
         if inner is None or not inner.names:
             raise
-        return _contents(inner)
+        return inner
     if inner is not None and inner.names:
         if outer.names:
             own = shown(inner.storage.url)
@@ -394,9 +413,9 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
                 f" {shown(below(url, '.'))} for the one whose state is in the folder itself, since it was given as"
                 " checkpoint="
             )
-        return _contents(inner)
+        return inner
     if outer.names:
-        return _contents(outer)
+        return outer
     claimed = outer.claimed or (inner is not None and inner.claimed)
     raise _none(given, claimed, "" if alone else f", nor in {OWN_FOLDER} in it")
 
@@ -417,17 +436,6 @@ def _none(given: str, claimed: bool, nor: str) -> ConfigError:
         f"{shown(given)}: there is no state of penstock in this folder{nor}: name the checkpoint location of a query"
         " that has committed a batch"
     )
-
-
-def _contents(found: _Listed) -> _Checkpoint:
-    """A checkpoint, with what its manifests say."""
-    from penstock import _native
-
-    names = found.names
-    read = [(name, content) for name in names if (content := _manifest(found.storage, name)) is not None]
-    told = json.loads(_native.checkpoint_manifests(read))
-    serving, hidden = ({int(batch): name for batch, name in told[key].items()} for key in ("serving", "hidden"))
-    return _Checkpoint(found.storage, names, found.sizes, told["manifests"], serving, told["damaged"], hidden)
 
 
 def _number(batch: SupportsIndex) -> int:
@@ -466,7 +474,13 @@ def _rows(
 
     if not is_values:
         return pa.schema(schema), blocks()
-    values = Values(pa.schema(keys), json.loads(columns).get("state"), unpickle)
+    try:
+        values = Values(pa.schema(keys), json.loads(columns).get("state"), unpickle)
+    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+        # The checksum holds all the same where somebody has written it by hand.
+        raise StateError(
+            f"{found.where}: the manifest does not say what operator {name!r} keeps of a group: {error}"
+        ) from error
     return values.schema, (values.table(piece) for block in blocks() for piece in _pieces(block))
 
 

@@ -250,6 +250,27 @@ def test_a_checkpoint_comes_back_from_a_copy(cluster: Any, runs: Runs, tmp_path:
     assert sorted(runs.kept.batches) == [0, 1, 2, 3] and state(runs.kept) == counted(4)
 
 
+def test_an_engine_does_not_go_on_from_before_a_copy_came_back(cluster: Any, runs: Runs, tmp_path: Path) -> None:
+    """Another one has done its batches anew meanwhile, under a claim of the same number."""
+    runs.add(2)
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        runs.run(engine)
+    shutil.copytree(runs.check, tmp_path / "backup")
+    runs.add(2)
+    with pk.Engine(cluster, workers=1, bits=2) as first:
+        runs.run(first)
+        shutil.rmtree(runs.check)
+        shutil.copytree(tmp_path / "backup", runs.check)
+        with pk.Engine(cluster, workers=1, bits=2) as second:
+            runs.run(second)
+            runs.add()
+            error = runs.fails(first)
+            assert isinstance(error, EngineError) and "another engine has made claim 2" in str(error)
+            assert "put back from a copy" in str(error)
+        runs.run(first)
+    assert sorted(runs.kept.batches) == [0, 1, 2, 3, 4] and state(runs.kept) == counted(5)
+
+
 def test_half_a_copy_is_refused(cluster: Any, runs: Runs, tmp_path: Path) -> None:
     """Spark's commits of today over the state of yesterday: never a wrong number."""
     runs.add(2)

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -24,7 +25,6 @@ class Shared:
     """An object store: `create` looks first, and nothing holds up who looked at the same moment."""
 
     url = "mem://checkpoint"
-    exclusive = False
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -159,12 +159,52 @@ def test_nothing_is_deleted_once_the_checkpoint_is_read_again_or_the_engine_has_
         if closes:
             one.closed = True
         else:
-            one.order("ReadCheckpoint")
+            one.order("ReadCheckpoint", since=0, known=[])
             wait_for(lambda one=one: one.checkpoints._deleting[QUERY][0].is_set(), what="it is told to end")  # type: ignore[misc]
         store.goes_on.set()
         assert one.hear() == {"Ok": "Deleted"} and one.aside.get(timeout=30) == (QUERY, "deletes", None)
         assert closes or "Contents" in one.hear()["Ok"]
         assert sorted(store.files) == ["b", "c"] and one.checkpoints._deleting == {}
+
+
+def test_of_many_manifests_those_are_read_that_are_asked_for() -> None:
+    """There are many where many are kept, and where the store does not let any be deleted."""
+
+    class Counting(Shared):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read_: list[str] = []
+
+        def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+            self.read_.append(name)
+            return super().read(name, offset, length)
+
+    def manifest(batch: int, generation: int = 1, end: str = "") -> str:
+        return f"manifest-{batch:020}{end}-{generation:020}-{7:016x}"
+
+    store = Counting()
+    store.files = dict.fromkeys([manifest(batch) for batch in range(5_000)], b"x")
+    store.files |= dict.fromkeys([manifest(4_999, 2), manifest(4_999, 2, "-finished"), f"data-{1:020}-{5:020}-a"], b"x")
+    store.files |= dict.fromkeys([f"shown-{batch:020}-{1:020}-{7:016x}" for batch in range(5_001)], b"x")
+    one = Protocol(store, 11)
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    claim, note = f"claim-{1:020}", f"shown-{5_000:020}-{1:020}-{7:016x}"
+    last = {manifest(4_999), manifest(4_999, 2), manifest(4_999, 2, "-finished")}
+    for since, known, wanted in (
+        (4_999, [], {claim, note, note.replace("5000", "4999"), *last}),
+        (
+            4_998,
+            [manifest(4_998), manifest(4_999)],
+            {claim, *last, note, *(note.replace("5000", n) for n in ("4999", "4998"))},
+        ),
+        (6_000, [], {claim, *last}),
+    ):
+        store.read_ = []
+        contents = one.ask("ReadCheckpoint", since=since, known=known)["Ok"]["Contents"]
+        assert sorted(store.read_) == sorted(wanted.difference(known))
+        read = {name for name, _ in contents["manifests"]} | {name for name, _ in contents["shown"]}
+        assert read == wanted.difference(known, {claim}) and len(read) + len(contents["unread"]) == 10_003
+        assert [number for number, _ in contents["claims"]] == [1] and len(contents["files"]) == 1
 
 
 def test_a_claim_of_which_the_store_shows_a_part_is_nobody_s() -> None:
@@ -218,7 +258,35 @@ def test_where_one_comes_second_the_number_tells(tmp_path: Any, claims: int) -> 
     one = Protocol(open_storage(str(tmp_path)), 11)
     for number in range(1, claims + 1):
         assert one.claim(number) == {"Ok": {"Claimed": True}}
-    assert one.newest() == newest(claims, None)
+    assert one.newest() == newest(claims, 11 if claims else None)
+    two = Protocol(open_storage(str(tmp_path)), 22)
+    assert two.newest() == newest(claims, None) and two.claim(claims + 1) == {"Ok": {"Claimed": True}}
+    assert one.newest() == newest(claims + 1, None)
+
+
+def test_of_a_folder_that_was_put_back_who_wrote_last_has_the_claim(tmp_path: Path) -> None:
+    """A number that its first engine has made is given again where the copy ends before it."""
+    folder, copy = tmp_path / "now", tmp_path / "copy"
+    one, other = (Protocol(open_storage(str(folder)), nonce) for nonce in (11, 22))
+    assert one.claim(1) == {"Ok": {"Claimed": True}}
+    shutil.copytree(folder, copy)
+    assert one.claim(2) == {"Ok": {"Claimed": True}}
+    assert one.newest() == newest(2, 11)
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    assert other.claim(2) == {"Ok": {"Claimed": True}}
+    assert one.newest() == other.newest() == newest(2, 22)
+
+
+def test_a_file_whose_name_is_like_that_of_a_claim_is_none() -> None:
+    """A copy made by hand, or by what keeps folders alike."""
+    store = Shared()
+    one = Protocol(store, 11)
+    assert one.claim(2) == {"Ok": {"Claimed": True}}
+    [name] = store.files
+    for stray in (f"{name}.bak", f"{name}-old", "claim-old", "claim-3", "claim-"):
+        store.files[stray] = b"x"
+        assert one.newest() == newest(2, 11), stray
 
 
 def test_on_a_mount_without_links_who_wrote_last_has_the_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

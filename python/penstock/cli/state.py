@@ -256,9 +256,9 @@ def _table(console: Console, title: str, rows: pa.Table) -> None:
 
     if not fits(cell_len):
         texts = [_without_date(name, values) or column for (name, values), column in zip(columns, texts, strict=True)]
-    # Text, since what is in brackets is markup otherwise.
+    # Text, since what is in brackets is markup otherwise. A title of the table's own is as wide as that at most.
+    console.print(Text(title, style="table.title"))
     if not fits(longest_word):
-        console.print(Text(title, style="table.title"))
         for cells in list(zip(*texts, strict=True))[1:]:
             block = Table.grid("", "", padding=(0, 2))
             for (name, *_), cell in zip(texts, cells, strict=True):
@@ -266,7 +266,7 @@ def _table(console: Console, title: str, rows: pa.Table) -> None:
             console.print(block)
             console.print()
         return
-    shown = Table(title=title, title_justify="left")
+    shown = Table()
     for field, column in zip(rows.schema, texts, strict=True):
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
         # Only columns of several words become narrower.

@@ -1,4 +1,4 @@
-//! Files of durable state in a store: records become one file, files become one, and are opened to be read.
+//! Files of durable state in a store: records become one file, many files become one, or few that are large, and are opened to be read.
 //!
 //! Owns the names of files, which are never used twice, and what goes wrong with them in the words of the protocol: a store that fails
 //! is asked again ([`Kind::Store`](penstock_engine::Kind::Store)), a file that is not what its manifest says is refused by name
@@ -194,16 +194,46 @@ pub(crate) fn write_records(
     write_file(store, author, records.iter().cloned().map(Ok), wanted).map(|file| vec![file])
 }
 
-/// Writes one file for many, also where nothing is left of them: it stands for them.
+/// What is merged goes on in another file from the end of the segment on that comes to so many bytes: no store takes files of any size. S3 has ten
+/// thousand parts of one, which are of 10 MiB as Arrow writes them.
+const FILE_BYTES: u64 = 4 << 30;
+
+/// Writes one file for many, or several where there is much, also where nothing is left of them: it stands for them.
 pub(crate) fn merge_files(
     store: &Arc<dyn Store>,
     author: Author,
     files: &[DataFile],
     wanted: &Use,
 ) -> Result<Vec<DataFile>, Failure> {
+    merge_into(store, author, files, wanted, FILE_BYTES)
+}
+
+/// Into files of about so many bytes.
+fn merge_into(
+    store: &Arc<dyn Store>,
+    author: Author,
+    files: &[DataFile],
+    wanted: &Use,
+    most: u64,
+) -> Result<Vec<DataFile>, Failure> {
     let opened = open(store, files, wanted)?;
     let epoch = files.iter().map(|file| file.epoch).max().unwrap_or(author.epoch);
-    write_file(&**store, Author { epoch, ..author }, merge(&opened), wanted).map(|file| vec![file])
+    let author = Author { epoch, ..author };
+    let mut segments = merge(&opened).peekable();
+    let mut written = Vec::new();
+    loop {
+        let mut length = 0;
+        let part = std::iter::from_fn(|| {
+            let segment = segments.next_if(|_| length < most)?;
+            let chunks = segment.iter().flat_map(|segment| &segment.chunks);
+            length += chunks.map(|chunk| chunk.len() as u64).sum::<u64>();
+            Some(segment)
+        });
+        written.push(write_file(&**store, author, part, wanted)?);
+        if segments.peek().is_none() {
+            return Ok(written);
+        }
+    }
 }
 
 fn write_file(
@@ -245,7 +275,90 @@ fn write_file(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use penstock_files::{Chunk, ChunkWriter, Entry, Index, Range};
+
     use super::*;
+
+    #[derive(Default)]
+    struct Memory {
+        files: Mutex<BTreeMap<String, Vec<u8>>>,
+        /// Longer ones it does not take.
+        most: Option<usize>,
+    }
+
+    impl Store for Memory {
+        fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+            let files = self.files.lock().unwrap();
+            let file = files.get(name).ok_or(io::ErrorKind::NotFound)?;
+            Ok(file.iter().skip(offset as usize).take(length).copied().collect())
+        }
+
+        fn write(&self, name: &str, pieces: &mut dyn Iterator<Item = io::Result<Vec<u8>>>) -> io::Result<u64> {
+            let bytes: Vec<u8> = pieces.collect::<io::Result<Vec<_>>>()?.concat();
+            if self.most.is_some_and(|most| bytes.len() > most) {
+                return Err(io::Error::other("it has ten thousand parts"));
+            }
+            let length = bytes.len() as u64;
+            self.files.lock().unwrap().insert(name.into(), bytes);
+            Ok(length)
+        }
+    }
+
+    /// A state of 64 ranges, each of about `bytes`; every key of it has the value of the epoch.
+    fn records(epoch: u64, bytes: usize) -> Vec<Segment> {
+        let record = |prefix: u32| {
+            let mut chunk = ChunkWriter::new(b"of a test");
+            for key in 0..16_u64 {
+                let (hash, value) = (u64::from(prefix) << 58 | key, vec![epoch as u8; bytes / 16]);
+                chunk.push(Entry::Put { hash, key: &key.to_le_bytes(), value: &value });
+            }
+            let range = Range::new(prefix, 6).unwrap();
+            Segment { operator: "op".into(), range, base: false, chunks: vec![chunk.finish()] }
+        };
+        (0..64).map(record).collect()
+    }
+
+    /// By hash, the values of all keys.
+    fn state(store: &Arc<dyn Store>, files: &[DataFile]) -> BTreeMap<u64, Vec<u8>> {
+        let opened = open(store, files, &Use::default()).unwrap();
+        let mut state = BTreeMap::new();
+        for chunk in Index::of(&opened).select(&opened, "op", Range::ALL) {
+            for entry in Chunk::parse(&chunk.unwrap()).unwrap().entries() {
+                if let Entry::Put { hash, value, .. } = entry.unwrap() {
+                    state.insert(hash, value.to_vec());
+                }
+            }
+        }
+        state
+    }
+
+    #[test]
+    fn what_is_merged_is_written_in_several_files_where_there_is_much() {
+        let author = |epoch| Author { member: 1, generation: 7, epoch };
+        let store: Arc<dyn Store> = Arc::new(Memory { most: Some(2 << 20), ..Memory::default() });
+        let wanted = Use::default();
+        let mut chain = Vec::new();
+        for epoch in 0..2 {
+            for part in records(epoch, 80 << 10).chunks(16) {
+                chain.extend(write_records(&*store, author(epoch), part, &wanted).unwrap());
+            }
+        }
+        let merged = merge_into(&store, author(0), &chain, &wanted, 1 << 20).unwrap();
+        assert_eq!(merged.len(), 5, "{merged:?}");
+        assert!(merged.iter().all(|file| file.length < 2 << 20 && (file.epoch, file.generation) == (1, 7)));
+        let one = merge_files(&store, author(0), &chain, &wanted).unwrap_err();
+        assert!(one.message.contains("it has ten thousand parts"), "{one:?}");
+        let delta = write_records(&*store, author(2), &records(2, 160)[..9], &wanted).unwrap();
+        let (before, after) = ([chain, delta.clone()].concat(), [merged, delta].concat());
+        assert_eq!(state(&store, &after), state(&store, &before));
+        assert_eq!(state(&store, &after).len(), 64 * 16);
+        // What was merged is merged again, and where nothing is left one stands for all.
+        let again = merge_into(&store, author(0), &after, &wanted, 1 << 20).unwrap();
+        assert_eq!(state(&store, &again), state(&store, &before));
+        assert_eq!(merge_into(&store, author(0), &[], &wanted, 1 << 20).unwrap().len(), 1);
+    }
 
     #[test]
     fn names_tell_who_wrote_what_and_come_once() {

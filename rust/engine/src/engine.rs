@@ -216,7 +216,7 @@ impl Engine {
     /// How a query stands; None for one that never asked.
     #[must_use]
     pub fn facts(&self, query: &str) -> Option<Facts> {
-        self.queries.get(query).map(Query::facts)
+        self.queries.get(query).map(|query| query.facts(&self.roster))
     }
 
     /// Who owns the ranges of a query, by operator in the order of the flow; owners are worker indices.
@@ -287,7 +287,7 @@ impl Engine {
     fn migrate(&mut self, moves: Vec<Moving>, cut: Cut, out: &mut Vec<Effect>) {
         let alone = moves.len() == 1;
         let wrong = |one: &Moving| match self.queries.get(&one.query) {
-            Some(query) => query.refuses(&one.wish, cut, alone),
+            Some(query) => query.refuses(&one.wish, cut, alone, &self.roster),
             None => Some(EngineError::NotRunning("has not begun")),
         };
         if let Some((at, error)) = moves.iter().enumerate().find_map(|(at, one)| Some((at, wrong(one)?))) {

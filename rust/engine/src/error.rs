@@ -190,7 +190,8 @@ pub enum EngineError {
     },
     /// Another engine serves the checkpoint.
     #[error(
-        "the engine of claim {claim} serves this checkpoint: end it first, or take over with pk.Engine(..., takeover=True)"
+        "the engine of claim {claim} serves this checkpoint, or the one that it was copied from: end it first, or take over with \
+         pk.Engine(..., takeover=True)"
     )]
     Held {
         /// Its claim.
@@ -355,8 +356,9 @@ fn put(renamed: Option<&str>) -> String {
 fn fenced(claim: u64, by: u64) -> String {
     match by >= claim {
         true if by == claim => format!(
-            "another engine has made claim {claim} on the checkpoint, too, and after this one: the store cannot tell two that \
-             begin at one moment apart; the query goes on there, and to come back, close that engine and start the query again"
+            "another engine has made claim {claim} on the checkpoint, too, and after this one: the checkpoint was put back from a \
+             copy since, or its store cannot tell two that begin at one moment apart; the query goes on there, and to come back, close \
+             that engine and start the query again"
         ),
         true => format!(
             "claim {by} has taken the checkpoint over from claim {claim}: another engine serves the query, which goes on \

@@ -5,7 +5,8 @@
 //! called with: who computes the batch again, after the death of its driver, sees whether they are the same.
 //!
 //! On disk all are `MAGIC version body length checksum`: the body is JSON, its length (8 bytes) and CRC-32 (4 bytes) stand at the end, little-endian,
-//! so that a file that was torn, cut or changed is recognised whatever its beginning says. A file is never changed once written.
+//! so that a file that was torn, cut or changed is recognised whatever its beginning says. A file is never changed once written. One that has the
+//! content of another, since somebody renamed or copied it, is not read: what it is said to be and what it would do are two things then.
 //!
 //! Invariants: state, output and manifest of a batch are of one attempt, which the generation names; generations ascend over
 //! all claims of a checkpoint. Of several manifests of a batch the one of the newest claim, and of that the newest generation, serves.
@@ -21,6 +22,8 @@ const MAGIC: &[u8; 8] = b"penstock";
 pub const VERSION: u16 = 1;
 /// Generations of a claim begin at its number, shifted by so many bits.
 pub(crate) const CLAIM_BITS: u32 = 32;
+/// Claims are below that: the upper half of a generation holds one, and one more than the greatest is the next.
+const CLAIMS: u64 = u32::MAX as u64;
 const HEAD: usize = MAGIC.len() + 2;
 const TAIL: usize = 8 + 4;
 
@@ -185,6 +188,16 @@ impl Manifest {
         let finished = if self.finished { "-finished" } else { "" };
         format!("manifest-{:020}{finished}-{:020}-{:016x}", self.batch, self.generation, self.nonce)
     }
+
+    /// Refuses numbers that nothing counts to: who adds them up, or shows them as a table does, has 63 bits.
+    fn check(&self) -> Result<(), FormatError> {
+        let files = self.files.iter().flat_map(|file| [file.length, file.epoch, file.generation]);
+        let mut all = files.chain([self.claim, self.late_rows]);
+        match all.find(|number| i64::try_from(*number).is_err()) {
+            Some(number) => Err(FormatError::Body { message: format!("nothing counts to {number}") }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Who writes to a checkpoint.
@@ -269,6 +282,19 @@ pub enum FormatError {
         /// What is wrong.
         message: String,
     },
+    /// It is whole, and another file.
+    #[error("has the content of {found}: it was renamed, or written over")]
+    Other {
+        /// The name that its content belongs to.
+        found: String,
+    },
+}
+
+impl FormatError {
+    /// Whether there is nothing: the file was opened, on a store that shows it from then on, and never written.
+    fn is_unwritten(&self) -> bool {
+        *self == FormatError::Length { found: 0, expected: (HEAD + TAIL) as u64 }
+    }
 }
 
 /// The form on disk.
@@ -316,7 +342,17 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(body).map_err(|error| FormatError::Body { message: error.to_string() })
 }
 
-/// What a file of a checkpoint is, by its name. Parts that a writer has left begin with a dot and are data that no manifest names.
+/// Reads a file of which its content tells the name.
+fn read<T: DeserializeOwned>(name: &str, bytes: &[u8], own: impl Fn(&T) -> String) -> Result<T, FormatError> {
+    let content = decode(bytes)?;
+    match own(&content) {
+        found if found == name => Ok(content),
+        found => Err(FormatError::Other { found }),
+    }
+}
+
+/// What a file of a checkpoint is, by its name. What is not named just as we name files is none of ours, whatever it begins with: a copy that
+/// somebody has made by hand, say. Parts that a writer has left begin with a dot and are data that no manifest names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// A claim.
@@ -351,14 +387,24 @@ impl Named {
             let (whole, _) = whole.split_once('.')?;
             return Named::parse(whole).map(|part| part.left(whole));
         }
-        let mut parts = name.split('-');
-        let kind = parts.next()?;
-        let mut number = || parts.next()?.parse().ok();
+        let (kind, rest) = name.split_once('-')?;
+        let of_batch = |rest: &str| {
+            let (batch, rest) = rest.split_once('-')?;
+            let rest = rest.strip_prefix("finished-").filter(|_| kind == "manifest").unwrap_or(rest);
+            let (generation, nonce) = rest.split_once('-')?;
+            let is_nonce = nonce.len() == 16 && nonce.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            written(generation).filter(|generation| is_nonce && is_reached(*generation))?;
+            written(batch).filter(|batch| i64::try_from(*batch).is_ok())
+        };
         match kind {
-            "claim" => Some(Named::Claim { number: number()? }),
-            "manifest" => Some(Named::Manifest { batch: number()? }),
-            "shown" => Some(Named::Shown { batch: number()? }),
-            "data" => Some(Named::Data { generation: number()?, epoch: number()? }),
+            "claim" => written(rest).filter(|number| *number < CLAIMS).map(|number| Named::Claim { number }),
+            "manifest" => of_batch(rest).map(|batch| Named::Manifest { batch }),
+            "shown" => of_batch(rest).map(|batch| Named::Shown { batch }),
+            "data" => {
+                let mut numbers = rest.split('-').map(|part| part.parse().ok());
+                let (generation, epoch) = (numbers.next()??, numbers.next()??);
+                is_reached(generation).then_some(Named::Data { generation, epoch })
+            }
             _ => None,
         }
     }
@@ -382,6 +428,17 @@ impl Named {
     }
 }
 
+/// A number as names have it.
+fn written(word: &str) -> Option<u64> {
+    let number = word.parse().ok()?;
+    (format!("{number:020}") == word).then_some(number)
+}
+
+/// Whether there is a claim for a generation.
+fn is_reached(generation: u64) -> bool {
+    generation >> CLAIM_BITS < CLAIMS
+}
+
 /// What a checkpoint holds; what cannot be read is there by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
@@ -392,6 +449,9 @@ pub struct Contents {
     /// What sinks were called with, by name, each as read.
     #[serde(default)]
     pub shown: Vec<(String, Result<Shown, FormatError>)>,
+    /// Names of manifests and notes that were not read, since what they say is not needed.
+    #[serde(default)]
+    pub unread: Vec<String>,
     /// Names of data files with their generation and epoch.
     pub files: Vec<DataFile>,
     /// Whether the registry of the newest claim answers.
@@ -402,13 +462,26 @@ impl Contents {
     /// Adds a file of a listing; `bytes` are those of a claim or manifest.
     pub fn add(&mut self, name: &str, length: u64, bytes: &[u8]) {
         match Named::parse(name) {
-            Some(Named::Claim { number }) => self.claims.push((number, decode(bytes))),
-            Some(Named::Manifest { .. }) => self.manifests.push((name.to_owned(), decode(bytes))),
-            Some(Named::Shown { .. }) => self.shown.push((name.to_owned(), decode(bytes))),
+            Some(Named::Claim { number }) => {
+                self.claims.push((number, read(name, bytes, |claim: &Claim| Claim::name(claim.number))));
+            }
+            Some(Named::Manifest { .. }) => {
+                let manifest = read(name, bytes, Manifest::name);
+                self.manifests.push((name.to_owned(), manifest.and_then(|one| one.check().map(|()| one))));
+            }
+            Some(Named::Shown { .. }) => self.shown.push((name.to_owned(), read(name, bytes, Shown::name))),
             Some(Named::Data { generation, epoch }) => {
                 self.files.push(DataFile { name: name.to_owned(), length, checksum: 0, epoch, generation });
             }
             None => {}
+        }
+    }
+
+    /// Adds a file of a listing that was not read; nobody knows what a claim says then.
+    pub fn list(&mut self, name: &str, length: u64) {
+        match Named::parse(name) {
+            Some(Named::Manifest { .. } | Named::Shown { .. }) => self.unread.push(name.to_owned()),
+            _ => self.add(name, length, &[]),
         }
     }
 
@@ -427,7 +500,8 @@ impl Contents {
 
     fn newest(&self, counts: impl Fn(&DataFile) -> bool) -> u64 {
         let claims = self.claims.iter().map(|(number, _)| *number);
-        let manifests = self.manifests.iter().filter_map(|(name, _)| match Named::parse(&format!(".{name}.")) {
+        let manifests = self.manifests.iter().map(|(name, _)| name).chain(&self.unread);
+        let manifests = manifests.filter_map(|name| match Named::parse(&format!(".{name}.")) {
             Some(Named::Data { generation, .. }) => Some(generation >> CLAIM_BITS),
             _ => None,
         });
@@ -448,7 +522,8 @@ impl Contents {
     /// # Errors
     /// The name of one of that batch that cannot be read, unless it is of an older generation than one that can: taking an older attempt
     /// instead could take one that was not committed. Nor does one matter that is of the generation that serves, and no more final than that: it
-    /// is what a try left behind to write the same, or what came before the end.
+    /// is what a try left behind to write the same, or what came before the end. Nor an end that is empty: whoever made it died before it was
+    /// written, and nobody was told of it, while the batch before it was committed.
     pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
         self.best(batch, true)
     }
@@ -485,10 +560,13 @@ impl Contents {
             }
         }
         let serves = best.map(|best| (best.generation, best.finished));
-        let hides = |(generation, finished): (u64, bool)| {
-            serves.is_none_or(|serves| serves.0 < generation || (serves.0 == generation && finished && !serves.1))
+        let hides = |(generation, finished): (u64, bool), error: &FormatError| {
+            serves.is_none_or(|serves| {
+                let newer = serves.0 < generation || (serves.0 == generation && finished && !serves.1);
+                newer && !(finished && error.is_unwritten())
+            })
         };
-        let hiding = unreadable.into_iter().filter(|one| hides((one.0, one.1))).max_by_key(|one| one.0);
+        let hiding = unreadable.into_iter().filter(|one| hides((one.0, one.1), one.3)).max_by_key(|one| one.0);
         match hiding {
             Some((_, _, name, error)) => Err((name.clone(), error.clone())),
             None => Ok(best),
@@ -502,10 +580,15 @@ impl Contents {
         read.filter(|shown| shown.batch == batch).max_by_key(|shown| (shown.generation, shown.nonce))
     }
 
-    /// The newest batch of which a manifest can be read.
+    /// The newest batch of which a manifest can be read, as far as it was tried.
     #[must_use]
     pub fn newest_batch(&self) -> Option<u64> {
-        self.manifests.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|manifest| manifest.batch).max()
+        let unread = self.unread.iter().filter_map(|name| match Named::parse(name) {
+            Some(Named::Manifest { batch }) => Some(batch),
+            _ => None,
+        });
+        let read = self.manifests.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|manifest| manifest.batch);
+        read.chain(unread).max()
     }
 }
 
@@ -594,6 +677,117 @@ mod tests {
         for foreign in ["", ".", ".crc", "data", "data-x-1-0", "claim-", "metadata", ".metadata.crc"] {
             assert_eq!(Named::parse(foreign), None, "{foreign}");
         }
+        // What people and programs make beside them.
+        for one in [name, finished, Claim::name(3), self::shown(4, 2).name()] {
+            for stray in [format!("{one}.bak"), format!("{one}-copy"), format!("{one} (1)"), one.replacen('0', "", 1)] {
+                assert_eq!(Named::parse(&stray), None, "{stray}");
+            }
+            let part = format!(".{one}-copy.0f");
+            assert_eq!(Named::parse(&part), None, "{part}");
+        }
+    }
+
+    /// The number of a claim is the upper half of a generation, and the next engine counts on from the greatest.
+    #[test]
+    fn names_with_numbers_that_nobody_reaches_are_foreign() {
+        let most = u64::from(u32::MAX) - 1;
+        let named = |claim: u64| {
+            let generation = claim << CLAIM_BITS | 5;
+            [
+                Claim::name(claim),
+                format!(".{}.0f", Claim::name(claim)),
+                manifest(4, 1, generation).name(),
+                format!(".{}.0f", manifest(4, 1, generation).name()),
+                shown(4, generation).name(),
+                format!("data-{generation:020}-{:020}-0a", 4),
+            ]
+        };
+        let mut contents = Contents::default();
+        for name in named(most) {
+            assert!(Named::parse(&name).is_some(), "{name}");
+        }
+        let mut beyond: Vec<String> = named(most + 1).into();
+        for number in [1 << 32, 1 << 33, u64::MAX] {
+            beyond.extend([Claim::name(number), format!(".{}.0f", Claim::name(number))]);
+        }
+        let batch = u64::MAX;
+        beyond.extend([
+            manifest(batch, 1, 2).name(),
+            shown(batch, 2).name(),
+            format!("manifest-{}-{:020}-0a", "9".repeat(20), 1),
+        ]);
+        for name in beyond {
+            assert_eq!(Named::parse(&name), None, "{name}");
+            contents.add(&name, 0, b"");
+        }
+        assert_eq!((contents.newest_claim(), contents.newest_made()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_under_the_name_of_another_file_is_not_taken_for_it() {
+        let (one, claim, note) =
+            (manifest(4, 1, 2), Claim { number: 3, nonce: 5, registry: String::new(), from: None }, shown(4, 2));
+        let mut contents = Contents::default();
+        let renamed = manifest(7, 1, 2).name();
+        contents.add(&renamed, 0, &encode(&one));
+        contents.add(&Claim::name(9), 0, &encode(&claim));
+        contents.add(&shown(7, 2).name(), 0, &encode(&note));
+        let found = |found: String| FormatError::Other { found };
+        assert_eq!(contents.manifests, [(renamed.clone(), Err(found(one.name())))]);
+        assert_eq!(contents.claims, [(9, Err(found(Claim::name(3))))]);
+        assert_eq!(contents.shown, [(shown(7, 2).name(), Err(found(note.name())))]);
+        assert_eq!(contents.serving(7), Err((renamed, found(one.name()))));
+        assert_eq!(contents.serving(4), Ok(None));
+        contents.add(&one.name(), 0, &encode(&one));
+        assert_eq!(contents.serving(4), Ok(Some(&one)));
+    }
+
+    #[test]
+    fn numbers_that_no_file_has_are_refused() {
+        let most = i64::MAX as u64;
+        let of = |file: DataFile| Manifest { files: vec![file], ..manifest(4, 1, 2) };
+        let file = DataFile { name: "f".into(), length: most, checksum: 1, epoch: most, generation: most };
+        let whole = Manifest { late_rows: most, claim: most, ..of(file.clone()) };
+        let read = |one: &Manifest| {
+            let mut contents = Contents::default();
+            contents.add(&one.name(), 0, &encode(one));
+            contents.manifests.remove(0).1
+        };
+        assert_eq!(read(&whole), Ok(whole.clone()));
+        for one in [
+            of(DataFile { length: most + 1, ..file.clone() }),
+            of(DataFile { epoch: most + 1, ..file.clone() }),
+            of(DataFile { generation: u64::MAX, ..file }),
+            Manifest { late_rows: most + 1, ..manifest(4, 1, 2) },
+            Manifest { claim: most + 1, ..manifest(4, 1, 2) },
+        ] {
+            assert!(matches!(read(&one), Err(FormatError::Body { .. })), "{one:?}");
+        }
+    }
+
+    /// Stores that show a file from when it is opened: a driver that died then has written nothing.
+    #[test]
+    fn an_end_that_was_never_written_does_not_hide_the_batch_before_it() {
+        for generation in [2, 3] {
+            let mut contents = Contents::default();
+            let one = manifest(4, 1, 2);
+            contents.add(&one.name(), 0, &encode(&one));
+            let end = Manifest { finished: true, ..manifest(4, 1, generation) };
+            contents.add(&end.name(), 0, b"");
+            assert_eq!(contents.serving(4), Ok(Some(&one)), "of generation {generation}");
+            let bytes = encode(&end);
+            contents.manifests.pop();
+            contents.add(&end.name(), 0, &bytes[..bytes.len() / 2]);
+            assert!(contents.serving(4).is_err(), "what has bytes was whole once, or may have been");
+        }
+        // A batch that was never written may have been computed by a newer attempt than the one that is there.
+        let mut contents = Contents::default();
+        let end = Manifest { finished: true, ..manifest(4, 1, 2) }.name();
+        contents.add(&end, 0, b"");
+        assert!(contents.serving(4).is_err(), "there is no other");
+        contents.add(&manifest(4, 1, 1).name(), 0, &encode(&manifest(4, 1, 1)));
+        contents.add(&manifest(4, 1, 2).name(), 0, b"");
+        assert!(contents.serving(4).is_err(), "of a newer attempt");
     }
 
     #[test]

@@ -547,6 +547,8 @@ pub struct Facts {
     pub late_rows: u64,
     /// Workers of the present generation.
     pub workers: u32,
+    /// Those of them that are to go, and get nothing any more.
+    pub leaving: Vec<u32>,
 }
 
 /// How a rescale stands, for people.
@@ -673,6 +675,11 @@ pub enum Effect {
         ticket: Ticket,
         /// Whose.
         query: QueryId,
+        /// Of batches before, manifests and notes are wanted by name only. Where there is no manifest of this batch or a later one, the newest is
+        /// wanted all the same: it says whose the checkpoint is.
+        since: u64,
+        /// Manifests that are wanted by name only, too: what they say is known, and never changes.
+        known: Vec<String>,
     },
     /// Create a claim where there is none of its number.
     CreateClaim {

@@ -2,6 +2,7 @@
 //!
 //! Nothing is written here, and no name of a file is known: Python lists a folder and reads bytes, this module says what they mean.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use penstock_engine::{Contents, Named};
@@ -24,6 +25,7 @@ pub(crate) fn checkpoint_manifests(files: Vec<(String, Vec<u8>)>) -> String {
     let mut contents = Contents::default();
     files.iter().for_each(|(name, bytes)| contents.add(name, bytes.len() as u64, bytes));
     let (mut manifests, mut damaged, mut serving, mut hidden) = (json!({}), json!({}), json!({}), json!({}));
+    let mut batches = BTreeSet::new();
     for (name, read) in &contents.manifests {
         let batch = match read {
             Ok(manifest) => {
@@ -36,6 +38,10 @@ pub(crate) fn checkpoint_manifests(files: Vec<(String, Vec<u8>)>) -> String {
                 batch
             }
         };
+        // Once for all manifests of a batch.
+        if !batches.insert(batch) {
+            continue;
+        }
         match contents.serving(batch) {
             Ok(Some(best)) => serving[batch.to_string()] = json!(best.name()),
             Ok(None) => {}

@@ -100,12 +100,15 @@ pub(crate) fn checkpoint_reads(name: &str) -> bool {
     Named::parse(name).is_some_and(Named::is_read)
 }
 
-/// What a checkpoint holds, as JSON, of the names, sizes and contents of its files.
+/// What a checkpoint holds, as JSON, of the names, sizes and contents of its files, where they were read.
 #[pyfunction]
 pub(crate) fn checkpoint_contents(files: Vec<(String, u64, Option<Vec<u8>>)>, held: bool) -> String {
     let mut contents = Contents { held, ..Contents::default() };
     for (name, size, bytes) in files {
-        contents.add(&name, size, bytes.as_deref().unwrap_or_default());
+        match bytes {
+            Some(bytes) => contents.add(&name, size, &bytes),
+            None => contents.list(&name, size),
+        }
     }
     serde_json::to_string(&contents).expect("plain data becomes JSON")
 }

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from typing import Any
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
 #: How long a checkpoint is read on though a file of it could not be read, seconds.
 _PATIENCE_S = 5.0
+_OF_BATCH = re.compile(r"(manifest|shown)-(\d+)-")
 
 
 class Checkpoints:
@@ -128,9 +130,11 @@ class Checkpoints:
         files: list[tuple[str, int, bytes | None]] = []
         failed: Exception | None = None
         patience = time.monotonic() + _PATIENCE_S
-        for entry in storage.list():
+        entries = storage.list()
+        wanted = _wanted((entry.name for entry in entries), facts["since"], facts["known"])
+        for entry in entries:
             content: bytes | None = None
-            if _native.checkpoint_reads(entry.name):
+            if entry.name in wanted:
                 try:
                     content = storage.read(entry.name)
                 except FileNotFoundError:
@@ -175,9 +179,9 @@ class Checkpoints:
         listing: list[tuple[str, int, bytes | None]] = [(entry.name, entry.size, None) for entry in storage.list()]
         claims = json.loads(_native.checkpoint_contents(listing, False))["claims"]
         number, nonce = max((number for number, _ in claims), default=0), None
-        if number and number == facts["claim"] and not storage.exclusive:
-            # Two engines may have made it at one moment; who wrote last has it.
-            name = max(name for name, _, _ in listing if name.startswith("claim-"))
+        if number and number == facts["claim"]:
+            # Two engines may have made it: at one moment, or from a copy that was put back. Who wrote last has it.
+            name = f"claim-{number:020}"
             [[_, claim]] = json.loads(_native.checkpoint_contents([(name, 0, storage.read(name))], False))["claims"]
             if "Ok" not in claim:
                 raise OSError(f"{name} is being written")
@@ -209,3 +213,22 @@ class Checkpoints:
                     del self._deleting[facts["query"]]
             ended.set()
         return "Deleted"
+
+
+def _wanted(names: Iterable[str], since: int, known: Iterable[str]) -> set[str]:
+    """Names of the files whose content is wanted: claims, and manifests and notes as the protocol asks for them."""
+    from penstock import _native
+
+    wanted, older = set(), {}
+    newest = -1
+    for name in filter(_native.checkpoint_reads, names):
+        found = _OF_BATCH.match(name)
+        if not found or int(found[2]) >= since:
+            wanted.add(name)
+        elif found[1] == "manifest":
+            older[name] = int(found[2])
+        if found and found[1] == "manifest":
+            newest = max(newest, int(found[2]))
+    # It says whose the checkpoint is.
+    wanted.update(name for name, batch in older.items() if batch == newest)
+    return wanted.difference(known)

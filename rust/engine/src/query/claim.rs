@@ -294,7 +294,9 @@ impl Query {
 
     pub(super) fn read_checkpoint(&mut self, tries: u32, view: &mut View<'_>) {
         let ticket = self.ask(Asked::Checkpoint { tries }, view);
-        view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone() });
+        // A manifest serves only who asks for the batch after its own.
+        let since = self.call.as_ref().map_or(0, |call| call.epoch.saturating_sub(1));
+        view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone(), since, known: Vec::new() });
     }
 
     /// Restore from here, if it is ours.

@@ -256,7 +256,8 @@ impl Query {
         }
     }
 
-    /// The newest claim, read again. Where two engines may have made one of the same number, it is of who wrote last.
+    /// The newest claim, read again. Two engines may have made one of the same number, where a store does not tell them apart or the folder was
+    /// put back in between: it is of who wrote last.
     pub(super) fn checked(&mut self, newest: u64, nonce: Option<u64>, view: &mut View<'_>) {
         let claim = self.claim.as_ref().map_or(0, |claim| claim.number);
         if newest != claim || nonce.is_some_and(|nonce| nonce != view.setup.nonce) {
@@ -383,7 +384,7 @@ impl Query {
             && names.iter().all(|name| files.iter().any(|file| file.name == *name))
         {
             files.retain(|file| !names.contains(&file.name));
-            files.insert(0, merged.clone());
+            files.splice(0..0, merged.iter().cloned());
         }
         files.extend(frozen.files.values().flatten().cloned());
         Manifest {

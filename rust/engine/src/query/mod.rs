@@ -249,6 +249,8 @@ pub(crate) struct Query {
     frozen: Option<Frozen>,
     /// Manifests that are kept, by batch.
     kept: BTreeMap<u64, Manifest>,
+    /// Files of others that a collection has read, by the name of the manifest: of earlier engines and attempts.
+    read_before: BTreeMap<String, Vec<String>>,
     /// Members that have seen the claim: the checkpoint is one folder for them and the driver.
     shares: BTreeSet<MemberId>,
     /// What the sink has seen of an epoch, and Spark's time of that.
@@ -292,7 +294,8 @@ pub(crate) struct Query {
     has_run: bool,
     /// The batch whose sink was called, and what was made of it was given up: Spark asks for it again.
     uncommitted: Option<u64>,
-    merged: Option<(BTreeSet<String>, DataFile)>,
+    /// Files that stand for those of these names.
+    merged: Option<(BTreeSet<String>, Vec<DataFile>)>,
     /// Merges that failed, one after the other, and the batch from which on the next may be tried.
     unmerged: u32,
     merge_from: u64,
@@ -322,6 +325,7 @@ impl Query {
             base: At::default(),
             frozen: None,
             kept: BTreeMap::new(),
+            read_before: BTreeMap::new(),
             shares: BTreeSet::new(),
             shown: None,
             shown_ms: None,
@@ -388,7 +392,7 @@ impl Query {
         self.frozen.as_ref().map_or(self.base.epoch, |frozen| frozen.at.epoch)
     }
 
-    pub(crate) fn facts(&self) -> Facts {
+    pub(crate) fn facts(&self, roster: &Roster) -> Facts {
         let at = self.frozen.as_ref().map_or(&self.base, |frozen| &frozen.at);
         Facts {
             status: self.status.told(),
@@ -398,6 +402,7 @@ impl Query {
             epoch: at.epoch,
             late_rows: at.late_rows,
             workers: self.members.len() as u32 * self.threads,
+            leaving: self.leaving(roster),
         }
     }
 

@@ -13,7 +13,8 @@
 //! whichever engine wrote them. A file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the
 //! oldest manifest while nothing is merged: a merged file belongs to the last epoch that it is made of, and is there before the engine hears of it.
 //! Merged files are used by the next manifest; when one that names them has been committed, the next are merged. A merge writes all state anew, so it
-//! waits until what was written since comes to half of the largest file, but not for ever.
+//! waits until what was written since comes to half of what was merged last, but not for ever. It does not wait for many files where twice that has
+//! come since: of a state that changes wholly each batch is as large as all of it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,7 +32,7 @@ impl Query {
     // Migrations
 
     /// What is wrong with a migration whatever moves before it; of one that is not `alone` nothing may be left to find out.
-    pub(crate) fn refuses(&self, wish: &Wish, cut: Cut, alone: bool) -> Option<EngineError> {
+    pub(crate) fn refuses(&self, wish: &Wish, cut: Cut, alone: bool, roster: &Roster) -> Option<EngineError> {
         let waits = alone && self.begins();
         let planned = match (self.expected(), wish) {
             _ if self.status != Status::Running && !waits => Err(EngineError::NotRunning(self.status.told())),
@@ -40,9 +41,9 @@ impl Query {
             }
             // Whom it can go to is known when they have begun.
             _ if waits => Ok(()),
-            (None, _) => self.plan(wish, cut.strategy).map(drop),
-            (Some(layout), Wish::Recut(recut)) => self.together(recut, &layout).map(drop),
-            (Some(layout), _) => self.targets(wish, &layout).map(drop),
+            (None, _) => self.plan(wish, cut.strategy, roster).map(drop),
+            (Some(layout), Wish::Recut(recut)) => self.together(recut, &layout, roster).map(drop),
+            (Some(layout), _) => self.targets(wish, &layout, roster).map(drop),
         };
         if let Err(error) = planned.and_then(|()| self.strategic(cut.strategy)) {
             return Some(error);
@@ -98,8 +99,12 @@ impl Query {
         }
     }
 
-    fn begin(&mut self, Turn { handle, wish, cut }: Turn, view: &mut View<'_>) {
-        let steps = match self.plan(&wish, cut.strategy) {
+    fn begin(&mut self, Turn { handle, wish, mut cut }: Turn, view: &mut View<'_>) {
+        if let Wish::Recut(_) = wish {
+            // However many parts come together, that takes no longer at one time than shares of who came may.
+            (cut.strategy, cut.max_pause_ms) = (view.setup.shares, view.setup.max_pause_ms);
+        }
+        let steps = match self.plan(&wish, cut.strategy, view.roster) {
             Ok(steps) => steps,
             Err(error) => return view.out.push(Effect::Moved { handle, outcome: Err(error) }),
         };
@@ -149,7 +154,7 @@ impl Query {
     }
 
     /// The steps from the present layouts to what is wished for, or to where it can be merged; all operators move alike.
-    fn plan(&self, wish: &Wish, strategy: Strategy) -> Result<Steps, EngineError> {
+    fn plan(&self, wish: &Wish, strategy: Strategy, roster: &Roster) -> Result<Steps, EngineError> {
         if self.status != Status::Running {
             return Err(EngineError::NotRunning(self.status.told()));
         }
@@ -161,23 +166,36 @@ impl Query {
             };
         };
         let moves = match wish {
-            Wish::Recut(recut) => self.together(recut, layout)?,
-            _ => self.targets(wish, layout)?,
+            Wish::Recut(recut) => self.together(recut, layout, roster)?,
+            _ => self.targets(wish, layout, roster)?,
         };
         self.cut(strategy, moves)
     }
 
-    /// Where the parts of what is merged come together: with the worker that has most of them. Nothing of what is split moves.
-    fn together(&self, recut: &Recut, layout: &Layout) -> Result<Vec<(Range, u32)>, EngineError> {
+    /// Whether each worker is to stay: what is to be elsewhere soon goes to none of the others.
+    fn keeps(&self, roster: &Roster) -> Vec<bool> {
+        let of_member = |member: &MemberId| std::iter::repeat_n(roster.stays(*member), self.threads as usize);
+        self.members.iter().flat_map(of_member).collect()
+    }
+
+    /// Workers whose members are to go.
+    pub(super) fn leaving(&self, roster: &Roster) -> Vec<u32> {
+        (0..).zip(self.keeps(roster)).filter(|(_, keeps)| !keeps).map(|(worker, _)| worker).collect()
+    }
+
+    /// Where the parts of what is merged come together: with the worker that has most of them, of those that stay. Nothing of what is split moves.
+    fn together(&self, recut: &Recut, layout: &Layout, roster: &Roster) -> Result<Vec<(Range, u32)>, EngineError> {
         self.no_wider(recut.ranges().iter())?;
         recut.apply(&mut layout.clone()).map_err(|error| refused(error.to_string()))?;
         let Recut::Merge { ranges } = recut else { return Ok(Vec::new()) };
-        let mut moves = Vec::new();
+        let (mut moves, keeps) = (Vec::new(), self.keeps(roster));
+        let stays = |owner: u32| keeps.get(owner as usize) == Some(&true);
         for range in ranges {
             let parts = layout.within(*range);
             let mut owners: BTreeMap<u32, usize> = BTreeMap::new();
             parts.iter().for_each(|(_, owner)| *owners.entry(*owner).or_default() += 1);
-            let home = owners.iter().max_by_key(|(owner, parts)| (**parts, Reverse(**owner))).map(|(owner, _)| *owner);
+            let rank = |(owner, parts): &(&u32, &usize)| (stays(**owner), **parts, Reverse(**owner));
+            let home = owners.iter().max_by_key(rank).map(|(owner, _)| *owner);
             moves.extend(parts.iter().filter_map(|(part, _)| Some((*part, home?))));
         }
         Ok(moves)
@@ -191,15 +209,16 @@ impl Query {
         }
     }
 
-    /// Where ranges are to be.
-    fn targets(&self, wish: &Wish, layout: &Layout) -> Result<Vec<(Range, u32)>, EngineError> {
-        let workers = self.members.len() as u32 * self.threads;
+    /// Where ranges are to be: with workers that stay, or where they are.
+    fn targets(&self, wish: &Wish, layout: &Layout, roster: &Roster) -> Result<Vec<(Range, u32)>, EngineError> {
+        let keeps = self.keeps(roster);
+        let workers = keeps.len() as u32;
         let ranges = || layout.ranges().iter().map(|(range, _)| *range);
         let bits = self.bits;
         let moves = match wish {
             Wish::Even => {
                 let mut even = layout.clone();
-                for (range, worker) in layout.balanced(&vec![true; workers as usize]) {
+                for (range, worker) in layout.balanced(&keeps) {
                     even.give(range, worker).expect("a range of the layout");
                 }
                 even.ranges().to_vec()
@@ -232,6 +251,9 @@ impl Query {
             if *worker >= workers {
                 let last = workers - 1;
                 return Err(refused(format!("there is no worker {worker}: the query has workers 0 to {last}")));
+            }
+            if layout.owner_of(*range) != Some(*worker) && !keeps[*worker as usize] {
+                return Err(refused(format!("worker {worker} leaves: nothing moves to it any more")));
             }
             if !seen.insert(*range) {
                 return Err(refused(format!("bin {} is to move twice", told(*range, bits))));
@@ -417,11 +439,7 @@ impl Query {
             return;
         }
         self.uneven = false;
-        let keeps: Vec<bool> = self
-            .members
-            .iter()
-            .flat_map(|member| std::iter::repeat_n(view.roster.stays(*member), self.threads as usize))
-            .collect();
+        let keeps = self.keeps(view.roster);
         let mut seen = BTreeSet::new();
         let moves: Vec<(Range, u32)> = self
             .layouts
@@ -634,7 +652,8 @@ impl Query {
         // A store that is slow to delete is not asked for the same again.
         if !self.asked.values().any(|asked| matches!(asked, Asked::Collect | Asked::Delete)) {
             let ticket = self.ask(Asked::Collect, view);
-            view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone() });
+            let known = self.kept.values().map(Manifest::name).chain(self.read_before.keys().cloned()).collect();
+            view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone(), since: oldest, known });
         }
         let Some(base) = self.base.epoch.and_then(|last| self.kept.get(&last)) else { return };
         let running = self.status == Status::Running && self.is_grouped(view.roster);
@@ -666,9 +685,9 @@ impl Query {
     /// A merged file of a generation that has ended is not used.
     pub(super) fn merged_files(&mut self, names: BTreeSet<String>, answer: Result<Answer, Failure>) {
         match answer {
-            Ok(Answer::Written(mut files)) => {
-                let file = files.pop().filter(|file| files.is_empty() && file.generation == self.stamp.generation);
-                self.merged = file.map(|file| (names, file));
+            Ok(Answer::Written(files)) => {
+                let of_now = files.iter().all(|file| file.generation == self.stamp.generation);
+                self.merged = (of_now && !files.is_empty()).then_some((names, files));
                 self.unmerged = 0;
             }
             // It reads and writes all state: what cannot be read, or has no room, is not tried at every batch.
@@ -685,22 +704,40 @@ impl Query {
         let ours = self.claim.as_ref().map(|claim| claim.number);
         let of_old = |name: &str| matches!(Named::parse(name), Some(Named::Manifest { batch }) if batch < oldest);
         let unreadable = || contents.manifests.iter().filter(|(_, read)| read.is_err()).map(|(name, _)| name);
-        if ours != Some(contents.newest_made()) || unreadable().any(|name| !of_old(name)) {
+        let own: BTreeSet<String> = self.kept.values().map(Manifest::name).collect();
+        // Which were wanted was asked for when other ones may have been known.
+        let unknown = |name: &&String| {
+            matches!(Named::parse(name), Some(Named::Manifest { batch }) if batch >= oldest)
+                && !own.contains(*name)
+                && !self.read_before.contains_key(*name)
+        };
+        let unread = contents.unread.iter().find(unknown);
+        if ours != Some(contents.newest_made()) || unread.is_some() || unreadable().any(|name| !of_old(name)) {
             return; // not ours any more, or nobody knows what is needed
         }
         let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));
         let stays = |manifest: &Manifest| manifest.batch >= oldest;
         let past = read().filter(|(_, one)| !stays(one)).map(|(name, _)| name);
         let mut names: Vec<String> = past.chain(unreadable()).cloned().collect();
-        let notes = contents.shown.iter().map(|(name, _)| name).filter(|name| match Named::parse(name) {
-            Some(Named::Shown { batch }) => batch < oldest,
+        let listed_only = contents.shown.iter().map(|(name, _)| name).chain(&contents.unread);
+        let gone = listed_only.filter(|name| match Named::parse(name) {
+            Some(Named::Manifest { batch } | Named::Shown { batch }) => batch < oldest,
             _ => false,
         });
-        names.extend(notes.cloned());
+        names.extend(gone.cloned());
+        let files = |one: &Manifest| one.files.iter().map(|file| file.name.clone()).collect();
+        let others = read().filter(|(name, one)| stays(one) && !own.contains(*name));
+        let mut read_before: BTreeMap<String, Vec<String>> =
+            others.map(|(name, one)| (name.clone(), files(one))).collect();
+        for name in contents.unread.iter().filter(|name| !of_old(name)) {
+            read_before.extend(self.read_before.remove_entry(name));
+        }
+        self.read_before = read_before;
         let listed = read().map(|(_, one)| one).filter(|one| stays(one));
         let mut needed: BTreeSet<&str> =
             listed.chain(self.kept.values()).flat_map(|one| &one.files).map(|file| file.name.as_str()).collect();
-        needed.extend(self.merged.iter().map(|(_, file)| file.name.as_str()));
+        needed.extend(self.read_before.values().flatten().map(String::as_str));
+        needed.extend(self.merged.iter().flat_map(|(_, files)| files).map(|file| file.name.as_str()));
         if let Some(frozen) = &self.frozen {
             needed.extend(frozen.files.values().flatten().map(|file| file.name.as_str()));
         }
@@ -741,19 +778,32 @@ impl Recut {
     }
 }
 
-/// Files are merged whatever that costs when there are so many times as many as are to be: a manifest names them all.
+/// Files are merged whatever that costs when so many times as many have come as are to be: a manifest names them all.
 const TOO_MANY: usize = 8;
 /// Each member writes a file a batch: so many of each may be there before that, where members are many.
 const OF_EACH: usize = 64;
 /// After a merge that failed so many batches pass, to the power of two, before the next.
 const LONGEST_PAUSE: u32 = 8;
+/// What has come is much from here on, however few files it is in: 64 MiB.
+const MUCH: u64 = 64 << 20;
+/// Of what is less so many may be there: it takes no room, and a merge takes requests.
+const FEW: usize = 16;
 
-/// Whether there are so many files that it pays to write all that they hold anew.
+/// Whether so much has come, or in so many files, that it pays to write all of it anew.
 fn is_worth_merging(files: &[DataFile], many: usize, members: usize) -> bool {
-    let lengths = files.iter().map(|file| file.length);
-    let largest = lengths.clone().max().unwrap_or(0);
-    let pays = 2 * (lengths.sum::<u64>() - largest) >= largest;
-    files.len() > many && (pays || files.len() > (TOO_MANY * many).max(OF_EACH * (members - 1)))
+    let sum = |files: &[DataFile]| files.iter().map(|file| file.length).fold(0, u64::saturating_add);
+    // What was merged last is in front, of one epoch and generation; or else what the first batch wrote.
+    let of_first =
+        |file: &DataFile| files.first().map(|one| (one.epoch, one.generation)) == Some((file.epoch, file.generation));
+    let merged = files.iter().take_while(|file| of_first(file)).count();
+    let came = files.len() - merged;
+    let largest = files.iter().map(|file| file.length).max().unwrap_or(0);
+    let base = sum(&files[..merged]).max(largest);
+    let rest = sum(files) - base;
+    let pays = rest.saturating_mul(2) >= base;
+    // Of a state that changes wholly each batch adds all of it: it would be there as often as there may be files.
+    let outgrown = rest / 2 >= base && (rest >= MUCH || came >= FEW);
+    outgrown || (came >= many && (pays || came >= (TOO_MANY * many).max(OF_EACH * members.saturating_sub(1))))
 }
 
 /// Whether a member is there and leaves.
@@ -777,9 +827,14 @@ fn told(range: Range, bits: u8) -> String {
 mod tests {
     use super::*;
 
-    /// Files of these lengths.
+    /// Files of these lengths, each of another epoch.
     fn files(lengths: impl IntoIterator<Item = u64>) -> Vec<DataFile> {
-        let file = |length| DataFile { name: String::new(), length, checksum: 0, epoch: 0, generation: 0 };
+        (0..).zip(lengths).flat_map(|(epoch, length)| of_epoch(epoch, [length])).collect()
+    }
+
+    /// Files of these lengths that one epoch has, or one merge.
+    fn of_epoch(epoch: u64, lengths: impl IntoIterator<Item = u64>) -> Vec<DataFile> {
+        let file = |length| DataFile { name: String::new(), length, checksum: 0, epoch, generation: 0 };
         lengths.into_iter().map(file).collect()
     }
 
@@ -787,11 +842,72 @@ mod tests {
     fn state_is_written_anew_when_half_of_it_has_changed_or_files_are_too_many() {
         let grown =
             |large: u64, small: usize| is_worth_merging(&files([large].into_iter().chain(vec![10; small])), 64, 2);
-        assert!(!grown(10, 63), "few files");
-        assert!(grown(10, 64));
+        assert!(!grown(1_000, 63), "few files");
+        assert!(grown(1_000, 64));
         assert!(!grown(1_000_000, 64) && !grown(1_000_000, 511), "all of it for 5 KB");
         assert!(grown(1_000_000, 512));
         assert!(!grown(2_000, 99) && grown(2_000, 100));
+    }
+
+    /// Of a state of 16 gigabytes, all of which each batch changes, on all members or on one; what is merged is one file, or several.
+    #[test]
+    fn a_state_that_changes_wholly_is_there_few_times() {
+        const STATE: u64 = 16 << 30;
+        for (members, writers, parts) in
+            [(1, 1, 1), (2, 2, 1), (4, 4, 1), (16, 16, 1), (16, 1, 1), (1, 1, 4), (4, 4, 4), (1, 1, 100)]
+        {
+            let (mut held, mut peak, mut written, mut changed) = (Vec::new(), 0, 0, 0);
+            for epoch in 1..=400 {
+                if is_worth_merging(&held, 64, members) {
+                    held = of_epoch(epoch - 1, vec![STATE / parts as u64; parts]);
+                    written += STATE;
+                }
+                held.extend(of_epoch(epoch, vec![STATE / writers as u64; writers]));
+                changed += STATE;
+                peak = peak.max(held.iter().map(|file| file.length).sum());
+            }
+            assert!(
+                peak <= 4 * STATE,
+                "{} times with {members} members, {writers} of which write, and {parts} parts",
+                peak / STATE
+            );
+            assert!(written <= changed, "{written} bytes were written anew for {changed}");
+        }
+    }
+
+    /// Each batch adds keys of its own: nothing becomes less by a merge. The files of what is merged are no reason for the next one.
+    #[test]
+    fn a_state_that_only_grows_is_written_anew_for_what_has_come() {
+        const BATCH: u64 = 1 << 28;
+        for (members, part) in [(1, u64::MAX), (2, u64::MAX), (1, 1 << 28), (2, 1 << 26)] {
+            let (mut held, mut written, mut state) = (Vec::new(), 0, 0);
+            for epoch in 1..=400 {
+                if is_worth_merging(&held, 64, members) {
+                    let size = state.min(part);
+                    held = of_epoch(epoch - 1, vec![size; (state / size) as usize]);
+                    written += state;
+                }
+                held.extend(of_epoch(epoch, vec![BATCH / members as u64; members]));
+                state += BATCH;
+            }
+            assert!(written <= 3 * state, "{written} bytes were written anew for {state}");
+        }
+    }
+
+    #[test]
+    fn few_files_of_little_are_left_as_they_are() {
+        let wholly = |state: u64, batches: usize| is_worth_merging(&files(vec![state; 1 + batches]), 64, 1);
+        assert!(!wholly(1_000, 15) && wholly(1_000, 16), "15 KB need no request");
+        assert!(!wholly(1 << 26, 1) && wholly(1 << 26, 2));
+        let batches = |count| (0..count).flat_map(|epoch| of_epoch(epoch, [1 << 30; 16])).collect::<Vec<_>>();
+        assert!(!is_worth_merging(&batches(2), 64, 16) && is_worth_merging(&batches(3), 64, 16));
+        assert!(!is_worth_merging(&of_epoch(9, [1 << 32; 1_000]), 64, 1), "one merge that made a thousand");
+        assert!(!is_worth_merging(&[], 64, 1));
+    }
+
+    #[test]
+    fn lengths_that_no_file_has_are_not_added_up() {
+        assert!(is_worth_merging(&files([i64::MAX as u64; 65]), 64, 2));
     }
 
     /// Of a state of a million bytes, of which each batch changes some.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_balance::Strategy;
 use penstock_engine::{
     Answer, Claim, Contents, DataFile, Dismissal, Effect, Engine, EngineError, Event, Failure, FormatError, Kind,
-    Manifest, MemberId, Moving, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup, StoreError,
-    Stored, Ticket, Wait, Wish, encode,
+    Manifest, MemberId, Moving, Named, Operator, Plan, Program, Range, Ranges, Receipt, Recut, Request, Setup,
+    StoreError, Stored, Ticket, Wait, Wish, encode,
 };
 
 const QUERY: &str = "q";
@@ -26,6 +26,8 @@ struct Script {
     store: Option<Contents>,
     /// Of the files that members write, should they write any.
     file_bytes: Option<u64>,
+    /// How many manifests were read each time that the checkpoint was.
+    reads: Vec<usize>,
 }
 
 fn migrated(times: &[(u64, u32)]) -> Answer {
@@ -63,8 +65,8 @@ impl Script {
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
         let engine = Engine::new(setup);
-        let (hold, held, done, sinks, store, file_bytes) = Default::default();
-        let mut script = Script { engine, program, hold, held, done, sinks, store, file_bytes };
+        let (hold, held, done, sinks, store, file_bytes, reads) = Default::default();
+        let mut script = Script { engine, program, hold, held, done, sinks, store, file_bytes, reads };
         let effects = script.engine.begin();
         script.perform(effects);
         for slot in 0..workers {
@@ -122,7 +124,19 @@ impl Script {
         let held = self.hold.iter().any(|name| format!("{effect:?}").starts_with(name));
         let Some(contents) = self.store.as_mut().filter(|_| !held) else { return };
         let (ticket, stored) = match effect {
-            Effect::ReadCheckpoint { ticket, .. } => (ticket, Stored::Contents(contents.clone())),
+            Effect::ReadCheckpoint { ticket, since, known, .. } => {
+                let mut told = contents.clone();
+                let unread = |name: &String| {
+                    known.contains(name)
+                        || matches!(Named::parse(name), Some(Named::Manifest { batch } | Named::Shown { batch }) if batch < since)
+                };
+                told.unread.extend(told.manifests.iter().map(|(name, _)| name).filter(|name| unread(name)).cloned());
+                told.unread.extend(told.shown.iter().map(|(name, _)| name).filter(|name| unread(name)).cloned());
+                told.manifests.retain(|(name, _)| !unread(name));
+                told.shown.retain(|(name, _)| !unread(name));
+                self.reads.push(told.manifests.len());
+                (ticket, Stored::Contents(told))
+            }
             Effect::ReadClaims { ticket, .. } => {
                 let number = contents.newest_made();
                 let made = contents.claims.iter().rev().find(|(one, _)| *one == number);
@@ -872,6 +886,44 @@ fn what_is_being_deleted_is_not_deleted_once_more() {
     assert!(left.len() <= 4, "{left:?}");
 }
 
+/// However many are kept, and where nothing can be deleted: what is in a manifest never changes.
+#[test]
+fn a_manifest_is_read_once_to_clear_up() {
+    for deletes in [true, false] {
+        let mut store = Contents::default();
+        for round in 0..3 {
+            let mut script = Script::with(Setup { workers: 1, bits: 2, loss_ms: 7, keep: 20, ..Setup::default() });
+            (script.program.durable, script.store) = (true, Some(std::mem::take(&mut store)));
+            script.file_bytes = Some(10);
+            script.open();
+            if !deletes {
+                script.hold = vec!["Delete"];
+            }
+            for epoch in 30 * round..30 * (round + 1) {
+                assert!(completes(&script.batch(epoch), epoch));
+                let asked = script.done.iter().find_map(|effect| match effect {
+                    Effect::Delete { ticket, .. } => Some(*ticket),
+                    _ => None,
+                });
+                if let Some(ticket) = asked.filter(|_| !deletes) {
+                    let outcome = Err(StoreError::Unavailable("AccessDenied".into()));
+                    script.hear(Event::Stored { ticket, outcome });
+                }
+                script.done.clear();
+            }
+            // What it begins with, and what its predecessor has left.
+            let first = if round == 0 { 0 } else { 1 };
+            assert_eq!(script.reads[0], first);
+            let most = if round == 0 { 0 } else { 20 };
+            assert!(script.reads[1] <= most && script.reads[2..].iter().all(|read| *read == 0), "{:?}", script.reads);
+            store = script.store.take().expect("it is durable");
+            let left: BTreeSet<&str> = store.manifests.iter().map(|(name, _)| name.as_str()).collect();
+            let all = 30 * (round as usize + 1);
+            assert!(if deletes { (21..24).contains(&left.len()) } else { left.len() == all }, "{left:?}");
+        }
+    }
+}
+
 /// As where a driver died while it wrote one, to a store that shows files before they are whole.
 #[test]
 fn a_torn_manifest_ends_the_clearing_up_until_its_batch_is_over_only() {
@@ -918,8 +970,8 @@ fn files_that_cannot_be_merged_are_not_read_again_at_every_batch() {
             script.fail(0, Kind::Damaged, "file data-7 has other bytes than were written");
         }
     }
-    // Batch 65 begins with 65 files.
-    assert_eq!(tried, [65, 67, 71, 79, 95]);
+    // Batch 17 begins with 17 files, each of all the state.
+    assert_eq!(tried, [17, 19, 23, 31, 47, 79]);
 }
 
 /// Who died while it took the checkpoint over has not taken it.
@@ -1160,6 +1212,81 @@ fn members_that_leave_give_away_what_they_own_while_batches_pass() {
         let Some(Effect::Rescaled { outcome: Err(error), .. }) = script.done.pop() else { panic!("{workers}") };
         assert!(error.to_string().contains(text), "{error}");
     }
+}
+
+#[test]
+fn nothing_moves_to_members_that_leave() {
+    for rescales in [true, false] {
+        let mut script = Script::new(2);
+        script.batch(0);
+        let range = |prefix| Range::new(prefix, 2).unwrap();
+        script.migrate(7, Wish::Recut(Recut::Split { ranges: vec![range(3)], by: 1 }), 1);
+        assert_eq!(script.owners(), [0, 1, 0, 1, 1]);
+        assert_eq!(script.engine.facts(QUERY).unwrap().leaving, [0; 0]);
+        script.hear(match rescales {
+            true => Event::Rescale { handle: 1, workers: 1, free: 0 },
+            false => Event::Leaving { member: MemberId(2) },
+        });
+        assert_eq!(script.engine.facts(QUERY).unwrap().leaving, [1]);
+        // It takes until the end of a batch before it is gone; meanwhile somebody evens out.
+        script.batch(1);
+        assert_eq!(script.owners(), [0; 5], "{rescales}");
+        script.moved();
+        script.migrate(8, Wish::Even, 1);
+        script.migrate(9, Wish::To(vec![0, 1, 0, 1]), 1);
+        script.migrate(10, Wish::Moves(vec![(range(2), 1)]), 1);
+        script.migrate(11, Wish::Moves(vec![(range(2), 0)]), 1);
+        let refused = || Err("worker 1 leaves: nothing moves to it any more".to_owned());
+        let told = BTreeMap::from([(8, Ok(0)), (9, refused()), (10, refused()), (11, Ok(0))]);
+        assert_eq!((script.moved(), script.owners()), (told, vec![0; 5]), "{rescales}");
+        let done = script.batch(2);
+        assert!(done.contains(&Effect::RetireResident { slot: 1 }), "{rescales}: {done:?}");
+    }
+}
+
+#[test]
+fn what_is_merged_comes_together_with_a_member_that_stays() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    let range = |prefix, bits| Range::new(prefix, bits).unwrap();
+    script.migrate(7, Wish::Recut(Recut::Split { ranges: vec![range(3, 2)], by: 2 }), 1);
+    script.migrate(8, Wish::Moves(vec![(range(12, 4), 0)]), 1);
+    assert_eq!(script.owners(), [0, 1, 0, 0, 1, 1, 1]);
+    script.hold = vec!["Migrate"];
+    script.hear(Event::Leaving { member: MemberId(2) });
+    script.migrate(9, Wish::Recut(Recut::Merge { ranges: vec![range(3, 2)] }), 1);
+    script.hold.clear();
+    script.let_go();
+    assert_eq!(script.owners()[3], 0, "three of its four parts were elsewhere");
+}
+
+#[test]
+fn parts_that_are_merged_come_together_in_steps_as_shares_do() {
+    let mut script = Script::with(Setup {
+        workers: 2,
+        bits: 2,
+        shares: Strategy::Matched { size: 1 },
+        max_pause_ms: Some(50),
+        ..Setup::default()
+    });
+    script.batch(0);
+    let ranges = || (0..4).map(|prefix| Range::new(prefix, 2).unwrap()).collect::<Vec<_>>();
+    script.migrate(7, Wish::Recut(Recut::Split { ranges: ranges(), by: 1 }), 1);
+    let apart = (0..8).map(|prefix| (Range::new(prefix, 3).unwrap(), prefix % 2)).collect();
+    script.migrate(8, Wish::Moves(apart), 8);
+    script.done.clear();
+    let moves = vec![Moving { query: QUERY.into(), handle: 9, wish: Wish::Recut(Recut::Merge { ranges: ranges() }) }];
+    let strategy = Strategy::AllAtOnce;
+    script.hear(Event::Migrate { moves, strategy, max_pause_ms: None, drains: false, at_epoch: None });
+    let request = script.done.iter().find_map(|effect| match effect {
+        Effect::Call { request: Request::Migrate { steps, max_pause_ms, .. }, .. } => {
+            Some((steps.clone(), *max_pause_ms))
+        }
+        _ => None,
+    });
+    let (steps, pause) = request.expect("they come together");
+    assert_eq!((steps.iter().map(Vec::len).collect::<Vec<_>>(), pause), (vec![1; 4], Some(50)));
+    assert_eq!(script.owners().len(), 4);
 }
 
 #[test]

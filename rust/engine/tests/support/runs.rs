@@ -227,8 +227,9 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             if seed % 4 > 1 { vec![at("merging files", 1, crash)] } else { Vec::new() }
         }
         "manifests are kept" => {
-            (scenario.batches, scenario.keep) = (7, 3);
-            vec![at("committed", 4, Fault::CrashDriver)]
+            // What the engine before has merged is named by its own manifests only.
+            (scenario.batches, scenario.keep, scenario.merge_files) = (9, 3, 2);
+            vec![at("committed", 5, Fault::CrashDriver)]
         }
         "the store is slow" => {
             scenario.slow = 2;

@@ -61,7 +61,7 @@ impl World {
         if !self.scenario.durable {
             return;
         }
-        let contents = self.storage.contents(false);
+        let contents = self.storage.contents(false, 0, &[]);
         let manifest = match contents.serving(epoch) {
             Ok(Some(manifest)) => manifest.clone(),
             Ok(None) => return self.violate(format!("batch {epoch} is committed and has no manifest")),

@@ -465,23 +465,32 @@ impl World {
         let epoch = files.iter().map(|file| file.epoch).max().unwrap_or(0);
         let merged = match self.store_works() {
             Err(_) => Err(Failure::new(Kind::Store, "the store is down")),
-            Ok(()) => self.storage.merged(files).map_err(Failure::from),
+            Ok(()) => self.storage.merged(files, 1 + (ticket % 2) as u32).map_err(Failure::from),
         };
         self.reached("merging files");
-        let bytes = match merged {
-            Ok(bytes) => bytes,
+        let parts = match merged {
+            Ok(parts) => parts,
             Err(failure) => return self.tell_member(member, MemberEvent::Stored { ticket, outcome: Err(failure) }),
         };
         let name = format!("data-{generation:020}-{epoch}-merged{ticket}");
         let part = format!(".{name}.{ticket:x}");
+        let [bytes, rest @ ..] = &parts[..] else { unreachable!("there is one") };
         self.storage.files.insert(part.clone(), bytes[..bytes.len() / 2].to_vec());
+        // One of several is whole while the next is written.
+        for (number, bytes) in (1..).zip(rest) {
+            self.storage.put(format!("{name}-{number}"), bytes.clone(), epoch, generation);
+        }
         let delay = self.dice.between(1, self.scenario.merge_ms);
         self.after(delay, move |world| {
             if !world.processes.contains_key(&member) {
                 return;
             }
             let outcome = match world.storage.files.remove(&part) {
-                Some(_) => Ok(vec![world.storage.put(name, bytes, epoch, generation)]),
+                Some(_) => {
+                    let name = |number| if number == 0 { name.clone() } else { format!("{name}-{number}") };
+                    let put = |(number, bytes)| world.storage.put(name(number), bytes, epoch, generation);
+                    Ok((0..).zip(parts).map(put).collect())
+                }
                 None => Err(Failure::new(Kind::Store, format!("{part} is not there"))),
             };
             world.reached(if outcome.is_ok() { "merged" } else { "not merged" });

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flow::Record;
 use super::ledger::{Value, hash};
-use crate::machine::{Claim, Contents, DataFile, Range, StoreError, decode, encode};
+use crate::machine::{Claim, Contents, DataFile, Named, Range, StoreError, decode, encode};
 
 /// Names and bytes, and what is wrong with the store now.
 #[derive(Default)]
@@ -73,11 +73,17 @@ impl Storage {
         Ok(self.state(files)?.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
     }
 
-    /// All files as one.
-    pub fn merged(&self, files: &[DataFile]) -> Result<Vec<u8>, StoreError> {
-        let entries = self.state(files)?.into_iter().collect();
-        let whole = Segment { operator: "sums".into(), prefix: 0, length: 0, entries };
-        Ok(postcard::to_stdvec(&vec![whole]).expect("plain data"))
+    /// All files as one, or as two.
+    pub fn merged(&self, files: &[DataFile], parts: u32) -> Result<Vec<Vec<u8>>, StoreError> {
+        let state = self.state(files)?;
+        let part = |prefix| {
+            let length = parts.trailing_zeros() as u8;
+            let range = Range::new(prefix, length).expect("one of them");
+            let own = state.iter().filter(|(key, _)| range.contains(hash(key)));
+            let entries = own.map(|(key, value)| (*key, *value)).collect();
+            postcard::to_stdvec(&vec![Segment { operator: "sums".into(), prefix, length, entries }])
+        };
+        Ok((0..parts).map(|prefix| part(prefix).expect("plain data")).collect())
     }
 
     pub fn newest_claim(&self) -> u64 {
@@ -105,10 +111,16 @@ impl Storage {
         decode::<Claim>(self.files.get(&Claim::name(self.newest_claim()))?).ok().map(|claim| claim.nonce)
     }
 
-    pub fn contents(&self, held: bool) -> Contents {
+    /// What is there; manifests and notes of batches before `since`, and those that are known, by name only.
+    pub fn contents(&self, held: bool, since: u64, known: &[String]) -> Contents {
         let mut contents = Contents { held, ..Contents::default() };
         for (name, bytes) in &self.files {
-            contents.add(name, bytes.len() as u64, bytes);
+            match Named::parse(name) {
+                Some(Named::Manifest { batch } | Named::Shown { batch }) if batch < since || known.contains(name) => {
+                    contents.list(name, bytes.len() as u64);
+                }
+                _ => contents.add(name, bytes.len() as u64, bytes),
+            }
         }
         contents
     }

@@ -343,13 +343,13 @@ impl World {
             }
             Effect::Feed { ticket, epoch, members, .. } => self.feed(driver, ticket, epoch, members),
             Effect::Sink { ticket, epoch, pieces, .. } => self.sink(driver, ticket, epoch, pieces),
-            Effect::ReadCheckpoint { ticket, .. } => {
+            Effect::ReadCheckpoint { ticket, since, known, .. } => {
                 self.reached("checkpoint asked");
                 self.store(driver, ticket, move |world| {
                     let holder = world.storage.holder();
                     let answers = |one: &Driver| one.alive && Some(one.nonce) == holder;
                     let held = world.drivers.iter().enumerate().any(|(at, one)| at != driver && answers(one));
-                    Stored::Contents(world.storage.contents(held))
+                    Stored::Contents(world.storage.contents(held, since, &known))
                 });
             }
             Effect::CreateClaim { ticket, claim, .. } => {
@@ -370,7 +370,7 @@ impl World {
             Effect::ReadClaims { ticket, .. } => {
                 self.store(driver, ticket, |world| Stored::NewestClaim {
                     number: world.storage.newest_claim(),
-                    nonce: world.storage.holder().filter(|_| !world.scenario.exclusive),
+                    nonce: world.storage.holder(),
                 });
             }
             Effect::WriteManifest { ticket, manifest, .. } => {
