@@ -46,9 +46,10 @@ def require_files(workers: int) -> None:
     there = len(os.listdir("/dev/fd")) + _SPARE
     wanted = there + _FILES * workers
     if hard != resource.RLIM_INFINITY and hard < wanted:
+        most = (hard - there) // _FILES
+        fewer = f"ask for {most} at most, or " if most > 0 else ""
         raise ConfigError(
             f"workers={workers}: their connections need {wanted} open files in the driver, and the hard limit of this"
-            f" process is {hard}; ask for {max(1, (hard - there) // _FILES)} at most, or raise the limit (ulimit -Hn,"
-            " or LimitNOFILE= of a service)"
+            f" process is {hard}; {fewer}raise the limit (ulimit -Hn, or LimitNOFILE= of a service)"
         )
     allow_files()
