@@ -544,7 +544,9 @@ def test_a_start_ends_with_the_context_and_does_not_wait_for_slots() -> None:
     with pytest.raises(EngineError, match="the Spark context of engine unborn was stopped"):
         engine.start()
     ends.join(60)
-    assert not threads_of(engine) and engine not in handles._OPEN
+    # The thread that closed it is the last to go.
+    wait_for(lambda: not threads_of(engine), what="the end of its threads")
+    assert engine not in handles._OPEN
 
 
 def test_an_engine_that_starts_closes_those_whose_context_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,4 +560,4 @@ def test_an_engine_that_starts_closes_those_whose_context_has_ended(monkeypatch:
     with pk.Engine(second.session(), 1, name="cell", metrics=first._scrape.address) as engine:  # type: ignore[union-attr]
         assert handles.open_engines(second) == [engine] and first not in handles._OPEN
     second.stop()
-    assert not threads_of(first)
+    wait_for(lambda: not threads_of(first), what="the end of its threads")
