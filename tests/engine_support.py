@@ -115,6 +115,11 @@ def state(kept: Kept) -> dict[int, tuple[int, int]]:
     return {k: (row["n"], row["total"]) for k, row in kept.last().items()}
 
 
+def sized(strategy: str, bins: int) -> dict[str, Any]:
+    """A strategy as options of `migrate`, with so many bins a step where it takes them."""
+    return {"strategy": strategy, **({"batch_size": bins} if strategy in ("batched", "matched") else {})}
+
+
 def wait_for(condition: Callable[[], Any], timeout: float = 60.0, what: str = "the condition") -> Any:
     """Poll until a condition holds; fails the test when it does not in time."""
     deadline = time.monotonic() + timeout

@@ -201,7 +201,7 @@ def test_sources_that_do_not_fit() -> None:
 def test_mistakes_show_at_the_call() -> None:
     with pytest.raises(ConfigError, match="workers=0"):
         counting().run(pa.table({"k": [1]}), workers=0)
-    with pytest.raises(ConfigError, match=r"must be an int from 1 to 1024; a range is for run\.autobalance\(workers="):
+    with pytest.raises(ConfigError, match=r"from 1 to 1024; a range is for run\.autobalance\(processes="):
         counting().run(pa.table({"k": [1]}), workers=(1, 2))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="batch_rows=0"):
         counting().run(pa.table({"k": [1]}), batch_rows=0)

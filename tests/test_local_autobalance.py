@@ -300,7 +300,7 @@ def test_processes_are_evened_out_and_their_number_follows_the_load() -> None:
     rows = {key: count // 8 for key, count in skewed(2, 1).items()}
     last: dict[int, int] = {}
     with SLOW.run(fed(rows, done, came), streaming=True, processes=1) as run:
-        balance = run.autobalance(every="200ms", patience=1, least_rows=10, workers=(1, 2))
+        balance = run.autobalance(every="200ms", patience=1, least_rows=10, processes=(1, 2))
         for out in run:
             last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
             if len(set(run.stats().column("pid").to_pylist())) == 3:
@@ -347,7 +347,7 @@ def test_processes_that_are_busy_all_the_time_are_never_too_many() -> None:
 
     flow = pk.Flow("k bigint").key_by("k").stateful_map(dear, schema="k bigint, n bigint")
     with flow.run(source(), streaming=True, processes=2) as run:
-        balance = run.autobalance(every="100ms", patience=1, least_rows=10, workers=(1, 2), dry_run=True)
+        balance = run.autobalance(every="100ms", patience=1, least_rows=10, processes=(1, 2), dry_run=True)
         assert sum(out.num_rows for out in run) == 6_000
     assert [look for look in balance.looks if look.workers == 1] == []
     assert any("have not come" in look.why or "no batch has ended" in look.why for look in balance.looks)
@@ -467,12 +467,12 @@ def test_what_cannot_be_is_refused_as_by_an_engine() -> None:
             ({"max_bin_bytes": "1k"}, "at least 64 KiB"),
             ({"max_bin_bytes": "99999999t"}, r"'99999999t' must be below 2\*\*63"),
             ({"max_bin_bytes": 1 << 64}, r"below 2\*\*63"),
-            ({"workers": (4, 2)}, "workers="),
-            ({"workers": 4}, "workers=4 must be"),
-            ({"workers": (1, 2)}, "begin it with processes="),
+            ({"processes": (4, 2)}, r"processes=\(4, 2\) must be"),
+            ({"processes": 4}, "processes=4 must be"),
+            ({"processes": (1, 2)}, "begin it with processes="),
         ]:
             with pytest.raises(ConfigError, match=says):
                 run.autobalance(**wrong)  # type: ignore[arg-type]
         assert balancing() == []
     with COUNTS.run(pa.table({"k": [1]}), processes=1) as run, pytest.raises(ConfigError, match="from 1 to 256"):
-        run.autobalance(workers=(1, 300))
+        run.autobalance(processes=(1, 300))

@@ -347,6 +347,8 @@ WRONG: list[tuple[ordered.Step, Any, str]] = [
     (ordered.batches(pa.schema({"a": pa.uint8()})), (-0.5,), "has -0.5 in column 'a', expected uint8"),
     (ordered.batches("a bigint"), (decimal.Decimal("1.5"),), r"has Decimal\('1.5'\) in column 'a', expected int64"),
     (ordered.batches("a int"), (np.float32(1.5),), "in column 'a', expected int32"),
+    (ordered.batches("a bigint"), (np.True_,), r"has np.True_ in column 'a', expected int64"),
+    (ordered.batches("a double"), (True,), "has True in column 'a', expected double"),
     (ordered.batches("a date"), (1.5,), "has 1.5 in column 'a', expected date32"),
     (ordered.batches("a timestamp"), (1.5,), "has 1.5 in column 'a', expected timestamp"),
     (ordered.batches("a array<bigint>"), ([1, 1.5],), r"has \[1, 1.5\] in column 'a', expected list<"),

@@ -73,7 +73,7 @@ def test_what_newcomers_looked_for_in_vain_is_there() -> None:
         "docs/tpcxbb.md",
     ):
         assert named in readme, named
-    assert "run.autobalance(workers=(1, 4))" in readme and "engine.autobalance(workers=(1, 4))" in readme
+    assert "run.autobalance(processes=(1, 4))" in readme and "engine.autobalance(workers=(1, 4))" in readme
     for page in set(re.findall(r"\]\((docs/[\w.-]+)\)", readme)):
         assert README.with_name("docs").parent.joinpath(page).is_file(), page
 

@@ -244,7 +244,7 @@ def test_a_folder_with_the_state_of_two_queries_is_refused(
                 ask(place)
             assert f"{both}/_penstock for" in str(caught.value) and f"{both}/. for" in str(caught.value)
     code, _, err = run(capsys, both)
-    assert code == 1 and "two queries have state here" in err
+    assert code == 2 and "two queries have state here" in err
     for outer in (f"{both}/.", f"file://{both}/."):
         assert state.operators(outer).equals(state.operators(KEPT))
         assert state.read(outer, AGG, 1).equals(state.read(KEPT, AGG, 1))
@@ -959,11 +959,11 @@ def test_the_command_shows_of_a_damaged_checkpoint_what_can_be_read(
     [
         (["--limit", "0"], "--limit 0", 2),
         (["--batch", "x"], "--batch x", 2),
-        (["--batch", "9"], "only of 0, 1, 2", 1),
+        (["--batch", "9"], "only of 0, 1, 2", 2),
         (["--format", "parquet"], "--output FILE", 2),
         (["--output", "x.csv"], "--format csv", 2),
-        (["--format", "csv"], "say which", 1),
-        (["--operator", "none"], "no operator 'none'", 1),
+        (["--format", "csv"], "say which", 2),
+        (["--operator", "none"], "no operator 'none'", 2),
     ],
 )
 def test_the_command_refuses(arguments: list[str], named: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:

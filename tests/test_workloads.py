@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import data_support
 import penstock as pk
 from conftest import data_folder
+from engine_support import sized
 from examples_support import examples
 from penstock.cli import main
 from penstock.errors import ConfigError, SchemaError
@@ -61,7 +62,7 @@ def moving(
             bins = rng.sample(range(256), rng.randrange(1, 256))
             moves = {bin_: rng.randrange(workers) for bin_ in bins}
             strategy = strategies[len(began) % len(strategies)]
-            began.append(session.migrate(moves=moves, strategy=strategy, batch_size=rng.randrange(1, 32)))
+            began.append(session.migrate(moves=moves, **sized(strategy, rng.randrange(1, 32))))
         yield batch
     assert len(began) >= len(STRATEGIES)
     assert sum(migration.wait(timeout=60).bins for migration in began) > 0

@@ -33,7 +33,7 @@ from penstock import errors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock import dataflow, graph, ordered, report, spark, state
+    from penstock import dataflow, graph, handles, ordered, report, spark, state
     from penstock._aggregates import (
         Aggregate,
         approx_count_distinct,
@@ -83,6 +83,7 @@ __all__ = [
     "execute",
     "first",
     "graph",
+    "handles",
     "last",
     "max",
     "max_by",
@@ -175,7 +176,7 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("dataflow", "graph", "ordered", "report", "spark", "state"):
+    if name in ("dataflow", "graph", "handles", "ordered", "report", "spark", "state"):
         return importlib.import_module(f"penstock.{name}")
     if name in _HOMES:
         try:

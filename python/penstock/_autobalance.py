@@ -132,8 +132,9 @@ class Rules:
         max_bin_bytes: int | str | None,
         workers: tuple[int, int] | None,
         dry_run: bool,
+        counted: str = "workers",
     ) -> Rules:
-        """What a user wrote.
+        """What a user wrote; `counted` is what `workers` is called there.
 
         Raises
         ------
@@ -169,7 +170,7 @@ class Rules:
             ends = workers if isinstance(workers, (tuple, list)) and len(workers) == 2 else (None, None)
             fewest, most = map(whole, ends)
             if fewest is None or most is None or not 1 <= fewest <= most <= 1 << 12:
-                raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
+                raise ConfigError(f"{counted}={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
             span = fewest, most
         yes_or_no(dry_run, "dry_run")
         return cls(

@@ -396,7 +396,8 @@ class LocalSession:
             Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
             "matched" each worker sends to at most one other at a time and receives from at most one.
         batch_size : int, optional
-            Bins of a step, for "batched", of a pair of workers for "matched". Default 16, with `max_pause` 1.
+            Bins of a step, for "batched", of a pair of workers for "matched"; of no effect and so refused for the
+            others. Default 16, with `max_pause` 1.
         max_pause : float, str or datetime.timedelta, optional
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost. Where a single one
@@ -790,17 +791,19 @@ class LocalSession:
         patience: int = 3,
         least_rows: int = 1_000,
         max_bin_bytes: int | str | None = "64m",
-        workers: tuple[int, int] | None = None,
+        processes: tuple[int, int] | None = None,
         dry_run: bool = False,
     ) -> Autobalance:
         """Even the load of the workers out whenever it stays skewed; see `LocalResults.autobalance`."""
-        rules = Rules.of(by, every, trigger, tolerance, patience, least_rows, max_bin_bytes, workers, dry_run)
-        if workers is not None and self._crew is None:
+        rules = Rules.of(
+            by, every, trigger, tolerance, patience, least_rows, max_bin_bytes, processes, dry_run, "processes"
+        )
+        if processes is not None and self._crew is None:
             raise ConfigError(
-                f"workers={workers!r}: the workers of this run are threads of one process; begin it with processes="
+                f"processes={processes!r}: the workers of this run are threads of one process; begin it with processes="
             )
-        if workers is not None:
-            checked_processes(workers[1], f"workers={workers!r}", self.workers)
+        if processes is not None:
+            checked_processes(processes[1], f"processes={processes!r}", self.workers)
         with self._moving:
             self._require_open()
             if self._autobalance is not None and self._autobalance.looking:
@@ -1200,6 +1203,6 @@ def _at_least_one(value: int, name: str, most: int) -> int:
     count = whole(value, 1, most)
     if count is None:
         span = name == "workers" and isinstance(value, (tuple, list))
-        hint = "; a range is for run.autobalance(workers=(1, 4))" if span else ""
+        hint = "; a range is for run.autobalance(processes=(1, 4))" if span else ""
         raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}{hint}")
     return count

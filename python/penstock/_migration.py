@@ -243,6 +243,13 @@ class Cut:
         size = (1 if seconds is not None else 16) if batch_size is None else whole(batch_size, 1)
         if size is None:
             raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
+        if batch_size is not None and strategy in ("fluid", "all-at-once"):
+            is_what = "a step of strategy 'fluid' is of one bin"
+            if strategy == "all-at-once":
+                is_what = "the step of strategy 'all-at-once' is all bins"
+            raise ConfigError(
+                f"batch_size={batch_size!r} has no effect: {is_what}; use 'batched' or 'matched', or leave it out"
+            )
         return cls(strategy, min(size, _MOST_BINS), seconds, gap is not None)
 
     def told(self) -> dict[str, Any]:

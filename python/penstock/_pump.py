@@ -132,7 +132,7 @@ class LocalResults(Iterator[pa.RecordBatch]):
         patience: int = 3,
         least_rows: int = 1_000,
         max_bin_bytes: int | str | None = "64m",
-        workers: tuple[int, int] | None = None,
+        processes: tuple[int, int] | None = None,
         dry_run: bool = False,
     ) -> Autobalance:
         """Even the load of the workers out whenever it stays skewed, and let the number of processes follow the load.
@@ -148,7 +148,7 @@ class LocalResults(Iterator[pa.RecordBatch]):
             As for ``Engine.autobalance``.
         max_bin_bytes : int, str or None, default "64m"
             State that a bin may hold, where workers are threads; ignored where they are processes, which split none.
-        workers : (int, int), optional
+        processes : (int, int), optional
             The fewest and the most processes, as for `rescale`, of a run that was begun with ``processes=``. As many as
             are four fifths busy with what comes; a source that always has more is worked off by the most.
         dry_run : bool, default False
@@ -184,7 +184,7 @@ class LocalResults(Iterator[pa.RecordBatch]):
             patience=patience,
             least_rows=least_rows,
             max_bin_bytes=max_bin_bytes,
-            workers=workers,
+            processes=processes,
             dry_run=dry_run,
         )
 
@@ -233,7 +233,7 @@ class Session(Protocol):
         patience: int,
         least_rows: int,
         max_bin_bytes: int | str | None,
-        workers: tuple[int, int] | None,
+        processes: tuple[int, int] | None,
         dry_run: bool,
     ) -> Autobalance:
         """Even the load of the workers out."""

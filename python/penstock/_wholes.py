@@ -1,4 +1,5 @@
-"""Numbers that may have a fraction, for types that have whole ones: pyarrow cuts them without a word.
+"""Values that pyarrow changes without a word: numbers that may have a fraction, for types that have whole ones, and
+truth values for types that have numbers.
 
 Used wherever values of Python become Arrow: rows of `penstock.ordered`, and what is nested in rows that steps of a flow
 put out.
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 __all__ = ["first_cut", "look_into"]
 
-#: Whether numbers that may have a fraction are among values of a type that has whole ones.
+#: Whether values of a type are among these that it would change.
 _Look: TypeAlias = Callable[[Iterable[Any]], bool]
 #: The values of one kind within a nested value.
 _Part: TypeAlias = Callable[[Any], Iterable[Any]]
@@ -28,12 +29,14 @@ def _known(kind: pa.DataType) -> _Look | None:
 
 
 def first_cut(kind: pa.DataType, values: list[Any]) -> int | None:
-    """The place of the first value that a column of a type would cut.
+    """The place of the first value that a column of a type would change.
 
     Examples
     --------
     >>> first_cut(pa.list_(pa.int64()), [[1], None, [2, 0.5]]), first_cut(pa.list_(pa.float64()), [[0.5]])
     (2, None)
+    >>> first_cut(pa.list_(pa.float64()), [[0.5], [True]])
+    1
     """
     look = _known(kind)
     if look is None or not look(values):
@@ -42,15 +45,17 @@ def first_cut(kind: pa.DataType, values: list[Any]) -> int | None:
 
 
 def look_into(kind: pa.DataType) -> _Look | None:
-    """What finds numbers that may have a fraction where a type has whole ones: pyarrow cuts them without a word.
+    """What finds values that pyarrow changes without a word where it makes this type of them.
 
-    None for a type where it cuts none.
+    None for a type where it changes none.
     """
     is_type = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return look_into(kind.storage_type)
     if is_type.is_integer(kind) or is_type.is_temporal(kind):
         return _has_fractions
+    if is_type.is_floating(kind):
+        return _has_truths
     if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
         return look_into(kind.value_type)
     if is_type.is_map(kind):
@@ -68,7 +73,16 @@ def look_into(kind: pa.DataType) -> _Look | None:
 
 
 def _has_fractions(values: Iterable[Any]) -> bool:
-    return any(issubclass(kind, Number) and not issubclass(kind, Integral) for kind in set(map(type, values)))
+    kinds = set(map(type, values))
+    return any((issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) for kind in kinds)
+
+
+def _has_truths(values: Iterable[Any]) -> bool:
+    return any(map(_is_truth, set(map(type, values))))
+
+
+def _is_truth(kind: type) -> bool:
+    return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
 
 
 def _has_fractions_inside(looks: list[tuple[_Part, _Look]], values: Iterable[Any]) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 import penstock as pk
 from durable_support import kill
-from engine_support import Gate, Kept, bag, frame, in_thread, wait_for
+from engine_support import Gate, Kept, bag, frame, in_thread, sized, wait_for
 from penstock._schema import to_ddl
 from penstock.errors import ConfigError, EngineError, PlanError, SchemaError, UnsupportedSession
 from penstock.spark._session.collect import to_table
@@ -479,7 +479,7 @@ def test_queries_of_an_auction_site_while_bins_move_workers_come_and_go_and_one_
                 if number < 2 and query not in ("q1", "q2"):
                     strategy = rng.choice(("all-at-once", "batched", "fluid", "matched"))
                     target = [rng.randrange(workers) for _ in range(16)]
-                    engine.migrate(to=target, query=query, strategy=strategy, batch_size=rng.randrange(1, 8))
+                    engine.migrate(to=target, query=query, **sized(strategy, rng.randrange(1, 8)))
             if number == 1:
                 assert resize.wait(60) == workers
         for query, flow in flows.items():

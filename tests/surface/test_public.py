@@ -39,10 +39,29 @@ def test_what_is_public_is_there_and_told(name: str) -> None:
             assert thing.__doc__, public
 
 
-@pytest.mark.parametrize("name", ["penstock", "penstock.errors", "penstock.spark", "penstock.state"])
+@pytest.mark.parametrize(
+    "name", ["penstock", "penstock.errors", "penstock.handles", "penstock.spark", "penstock.state"]
+)
 def test_nothing_else_is_shown(name: str) -> None:
     module = importlib.import_module(name)
     assert dir(module) == sorted(module.__all__)
+
+
+def test_what_calls_return_can_be_named() -> None:
+    import pyarrow as pa
+
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+    with flow.run(pa.table({"k": [1, 1, 2]}), workers=2) as run:
+        assert isinstance(run, pk.handles.LocalResults)
+        assert isinstance(run.autobalance(dry_run=True), pk.handles.Autobalance)
+    with flow.start(workers=2) as session:
+        assert isinstance(session, pk.handles.LocalSession)
+        done = session.migrate(moves={0: 1})
+        assert isinstance(done, pk.handles.Migration) and isinstance(done.wait(60), pk.handles.MigrationReport)
+    for name in pk.handles.__all__:
+        assert getattr(pk.handles, name).__name__ == name and getattr(pk.handles, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'Handle'"):
+        pk.handles.Handle  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from forked import in_child
@@ -612,7 +614,28 @@ for _ in range(20):
 def test_a_fraction_is_cut_nowhere_and_the_row_is_told(schema: str, good: Any, bad: Any) -> None:
     flow = pk.Flow("k bigint").flat_map(lambda k: [(k, bad if k else good)], f"k bigint, {schema}", rows=True)
     assert flow.collect(ks(0)).num_rows == 1
-    with pytest.raises(errors.UserFunctionError, match=r"may have a fraction, in the row \(1, "):
+    with pytest.raises(errors.UserFunctionError, match=r"may have a fraction, .*in the row \(1, "):
+        flow.collect(ks(0, 0, 1))
+
+
+@pytest.mark.parametrize("truth", [True, np.True_])
+@pytest.mark.parametrize(
+    ("schema", "good", "inside"),
+    [
+        ("a bigint", 1, lambda bad: bad),
+        ("a tinyint", np.int8(1), lambda bad: bad),
+        ("a double", 1, lambda bad: bad),
+        ("a float", np.float32(0.5), lambda bad: bad),
+        ("a array<double>", [0.5, 1], lambda bad: [0.5, bad]),
+        ("a struct<x: bigint>", {"x": 1}, lambda bad: {"x": bad}),
+    ],
+)
+def test_true_is_no_number_in_rows_of_steps(schema: str, good: Any, inside: Callable[[Any], Any], truth: Any) -> None:
+    """It became 1, which columns of the input never do, nor 1 True."""
+    bad = inside(truth)
+    flow = pk.Flow("k bigint").flat_map(lambda k: [(k, bad if k else good)], f"k bigint, {schema}", rows=True)
+    assert flow.collect(ks(0)).num_rows == 1
+    with pytest.raises(errors.UserFunctionError, match=r'column "a" .* in the row \(1, .*True'):
         flow.collect(ks(0, 0, 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import math
@@ -96,24 +97,35 @@ def state(
     Values are what a step would say if its input ended now: aggregates by key, with the window where there is one; the
     rows of a top; the state of a Python function.
     """
-    from penstock import state as reading
-
     if format is Format.table:
         if output is not None:
             raise UsageError(f"--output {output}: a table is for people; add --format csv, json or parquet")
-        _show(checkpoint, operator, batch, limit or _SHOWN, unpickle)
+        with _named_wrongly():
+            _show(checkpoint, operator, batch, limit or _SHOWN, unpickle)
         return
     if output is not None:
         check_output(output)
     elif format is Format.parquet:
         raise UsageError("--format parquet needs --output FILE")
-    table = reading.read(checkpoint, operator, batch, limit=limit, unpickle=unpickle)
+    from penstock import state as reading
+
+    with _named_wrongly():
+        table = reading.read(checkpoint, operator, batch, limit=limit, unpickle=unpickle)
     if output is None:
         _write(table, format, sys.stdout.buffer)
         return
     with whole_file(output) as part, open(part, "wb") as sink:
         _write(table, format, sink)
     print(f"wrote {table.num_rows:,} rows to {output}")
+
+
+@contextlib.contextmanager
+def _named_wrongly() -> Iterator[None]:
+    """A checkpoint, an operator or a batch that is not there is one that the command line named wrongly."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
 
 
 def _write(table: pa.Table, format: Format, sink: Any) -> None:

@@ -664,7 +664,8 @@ class Engine:
             Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
             "matched" each worker sends to at most one other at a time and receives from at most one.
         batch_size : int, optional
-            Bins of a step, for "batched", of a pair of workers for "matched". Default 16, with `max_pause` 1.
+            Bins of a step, for "batched", of a pair of workers for "matched"; of no effect and so refused for the
+            others. Default 16, with `max_pause` 1.
         max_pause : float, str or datetime.timedelta, optional
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost. Where a single one

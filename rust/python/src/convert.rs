@@ -15,10 +15,10 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, OffsetSizeTrait, RecordBatch as Batch};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 
 use crate::arrow::{RecordBatch, import_array};
 
@@ -297,8 +297,10 @@ fn from_values<'py>(
                 .map_err(|error| Misfit::Value { column: described(field), reason: error.value(py).to_string() })?;
             let cut: Option<usize> = wholes(py)?.call_method1("first_cut", (kind, &values))?.extract()?;
             if let Some(place) = cut {
-                let reason =
-                    format!("{}, which has a number that may have a fraction", short(&values.get_item(place)?));
+                let reason = format!(
+                    "{}, which has a number that may have a fraction, or True or False for a number",
+                    short(&values.get_item(place)?)
+                );
                 return Err(Misfit::Value { column: described(field), reason });
             }
             Ok(import_array(&array)?)
@@ -325,6 +327,13 @@ fn convert<'a, 'py, T>(
     })
 }
 
+/// Whether this is True or False, which Python and numpy make numbers of without a word.
+fn is_truth(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyBool>()
+        || !(value.is_exact_instance_of::<PyInt>() || value.is_exact_instance_of::<PyFloat>())
+            && matches!(&*crate::errors::type_name(value), "numpy.bool" | "numpy.bool_")
+}
+
 fn primitives<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, Misfit>
 where
     T: ArrowPrimitiveType,
@@ -333,7 +342,10 @@ where
     let mut builder = PrimitiveBuilder::<T>::with_capacity(values.len());
     for value in values {
         let value = value?;
-        let native = convert(field, &value, |value| value.extract::<T::Native>().map_err(Into::into))?;
+        let native = convert(field, &value, |value| match is_truth(value) {
+            true => Err(PyTypeError::new_err("not a number")),
+            false => value.extract::<T::Native>().map_err(Into::into),
+        })?;
         builder.append_option(native);
     }
     Ok(Arc::new(builder.finish()))
