@@ -7,6 +7,7 @@ import contextvars
 import copyreg
 import dataclasses
 import decimal
+import functools
 import gc
 import itertools
 import os
@@ -31,6 +32,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from examples_support import examples
 from penstock import errors, ordered
+from penstock.ordered import _driver
 from penstock.ordered import _processes as processes
 from penstock.ordered import _wire as wire
 from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
@@ -38,6 +40,7 @@ from penstock.ordered._driver import _open
 from penstock.ordered._operators import compile_steps
 from penstock.ordered._parallel import Parallel
 from penstock.ordered._pipeline import check_options
+from penstock.ordered._policy import Chooser
 from penstock.ordered._turns import Turns
 from test_ordered import STEPS, Boom, batches_of, outcomes, risky, serial, sums
 
@@ -374,6 +377,7 @@ def test_functions_find_the_context_variables_of_who_takes_results(mode: Any) ->
 class Picky(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(a)
+        self.lock = threading.Lock()
 
 
 def picky(x: int) -> int:
@@ -625,7 +629,8 @@ def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path, step:
         assert list(results) == [1, 2, 3, 4, 5]
 
 
-def test_items_of_one_key_get_a_process_before_later_ones_of_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", ["hybrid", "partitioned"])
+def test_items_of_one_key_get_a_process_before_later_ones_of_others(tmp_path: Path, queue: str) -> None:
     def held(state: None, x: int) -> tuple[None, list[int]]:
         while x >= 3 and not (tmp_path / "go").exists():
             time.sleep(0.01)
@@ -633,7 +638,8 @@ def test_items_of_one_key_get_a_process_before_later_ones_of_others(tmp_path: Pa
 
     # The queue lets go of the first key between two of its items, which are behind those of all others then.
     steps = [ordered.partitioned(held, key=lambda x: max(x, 2))]
-    with ordered.Pipeline(steps).run(range(12), mode="processes", workers=2, chunk=1) as results:
+    pipeline = ordered.Pipeline(steps, queue=queue)
+    with pipeline.run(range(12), mode="processes", workers=2, chunk=1) as results:
         first: list[int] = []
         caller = threading.Thread(target=lambda: first.extend(itertools.islice(results, 3)), daemon=True)
         caller.start()
@@ -644,6 +650,29 @@ def test_items_of_one_key_get_a_process_before_later_ones_of_others(tmp_path: Pa
             (tmp_path / "go").touch()
             caller.join()
         assert list(results) == list(range(3, 12))
+
+
+@pytest.mark.parametrize("queue", ["hybrid", "partitioned"])
+def test_keys_of_one_chunk_get_a_process_before_those_of_later_chunks(tmp_path: Path, queue: str) -> None:
+    """A queue that goes from partition to partition had both processes in later chunks while the first waited."""
+
+    def held(state: None, x: int) -> tuple[None, list[int]]:
+        while x >= 16 and not (tmp_path / "go").exists():
+            time.sleep(0.01)
+        return state, [x]
+
+    pipeline = ordered.Pipeline([ordered.partitioned(held, key=lambda x: x % 16)], queue=queue)
+    with pipeline.run(range(160), mode="processes", workers=2, chunk=8) as results:
+        first: list[int] = []
+        caller = threading.Thread(target=lambda: first.extend(itertools.islice(results, 16)), daemon=True)
+        caller.start()
+        caller.join(60)
+        try:
+            assert first == list(range(16))
+        finally:
+            (tmp_path / "go").touch()
+            caller.join()
+        assert list(results) == list(range(16, 160))
 
 
 def test_turns_go_by_number_whoever_asks_first() -> None:
@@ -800,6 +829,220 @@ def test_auto_keeps_state_across_its_modes() -> None:
     keyed = ordered.partitioned(step, key=lambda x: x % 7, initial=0, finish=lambda key, state: [(key, state)])
     pipeline = ordered.Pipeline([keyed])
     assert list(pipeline.run(xs, workers=2)) == list(pipeline.run(xs, mode="inline"))
+
+
+class Sent(Chooser):
+    """Goes to worker processes at once, for as long as it may."""
+
+    def __post_init__(self) -> None:
+        self.mode, self._phase = "processes" if self.processes else "threads", "settled"
+        self.rates = {"inline": 1.0, "threads": 2.0, "processes": 3.0}
+
+    def delivered(self, *told: Any) -> None:
+        """Nothing is measured."""
+
+
+@dataclasses.dataclass
+class Locked:
+    """Does not pickle from some number on."""
+
+    number: int
+    lock: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.lock is not None:
+            raise TypeError("it has a lock")
+        return (Locked, (self.number,))
+
+
+def locked_from(first: int, number: int) -> Locked:
+    return Locked(number, threading.Lock() if number >= first else None)
+
+
+class Odd(Exception):
+    """Cannot be restored by its class and its arguments, as of many libraries."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(f"{number}: {text}")
+        self.number = number
+
+
+class Shut(Exception):
+    """Does not leave its process at all."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.lock = threading.Lock()
+
+
+def refuse_some(x: int) -> int:
+    if x % 10 == 9:
+        raise Odd(x, "nine")
+    if x % 10 == 8 and x > 40:
+        raise Shut(x)
+    return x
+
+
+def count_in_lock(state: Any, x: int) -> tuple[Any, list[Any]]:
+    state = Locked(0) if state is None else state
+    return locked_from(3, state.number + 1), [(x, state.number)]
+
+
+def known(value: Any) -> Any:
+    if isinstance(value, tuple) and value and isinstance(value[0], type):
+        return (value[0], str(value[1]).splitlines()[0])
+    return value.number if isinstance(value, Locked) else value
+
+
+STAYING = {
+    "items": ([ordered.map(lambda item: item.number + 1)], [locked_from(30, x) for x in range(80)]),
+    "items that cannot be restored": ([ordered.map(lambda x: 1)], [Rude() if x == 30 else x for x in range(80)]),
+    "results": ([ordered.map(functools.partial(locked_from, 30))], range(80)),
+    "results that cannot be restored": ([ordered.map(lambda x: Rude() if x == 30 else x)], range(40)),
+    "values between steps": (
+        [
+            ordered.map(functools.partial(locked_from, 30)),
+            ordered.partitioned(
+                lambda n, item: (n + 1, [(item.number, n)]), key=lambda item: item.number % 5, initial=0
+            ),
+        ],
+        range(80),
+    ),
+    "keyed items": (
+        [ordered.partitioned(lambda n, item: (n + 1, [(item.number, n)]), key=lambda item: item.number % 5, initial=0)],
+        [locked_from(30, x) for x in range(80)],
+    ),
+    "states": ([ordered.partitioned(count_in_lock, key=lambda x: x % 5)], range(80)),
+    "results of keyed steps": (
+        [ordered.partitioned(lambda n, x: (n + 1, [locked_from(30, x), n]), key=lambda x: x % 5, initial=0)],
+        range(80),
+    ),
+    "states and their end": (
+        [ordered.partitioned(count_in_lock, key=lambda x: x % 5, finish=lambda key, state: [(key, state.number)])],
+        range(80),
+    ),
+    "exceptions": ([ordered.map(refuse_some)], range(80)),
+}
+
+
+@pytest.mark.parametrize("what", STAYING)
+def test_what_does_not_travel_is_done_here_where_nobody_asked_for_processes(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an error in place of its result, or of many; a serial run has none."""
+    steps, items = STAYING[what]
+    pipeline = ordered.Pipeline(steps)
+    serial = [known(value) for value in outcomes(pipeline.run(items, mode="inline"))]
+    monkeypatch.setattr(_driver, "Chooser", Sent)
+    run = pipeline.run(items, workers=2, chunk=4)
+    got = [known(value) for value in outcomes(run)]
+    stats = run.stats()
+    if "cannot be restored" in what and "results" in what:
+        assert [type(value) for value in got] == [type(value) for value in serial]
+    else:
+        assert got == serial
+    assert (stats.mode, "not all of it can go to processes" in stats.why) == ("threads", True), stats
+
+
+def test_an_exception_whose_class_takes_other_arguments_travels() -> None:
+    """It came back as another one, and so what caught it before caught it no longer."""
+    made = outcomes(pk.ordered_map(refuse_some, range(20), mode="processes", workers=2, chunk=4))
+    assert [value for value in made if isinstance(value, int)] == [x for x in range(20) if x % 10 != 9]
+    assert [value[0] for value in made if isinstance(value, tuple)] == [Odd] * 2
+    run = pk.ordered_map(refuse_some, [9], mode="processes", workers=2)
+    with pytest.raises(Odd, match="9: nine") as caught:
+        next(run)
+    assert caught.value.number == 9 and any("In worker process" in note for note in caught.value.__notes__)
+
+
+READS = """
+import json
+from settings import LIMITS
+import settings
+
+FACTOR = 1
+NAMES = {{"a": [1], "b": [2]}}
+def helper(x):
+    return x
+class Config:
+    size = 3
+CACHE = object()
+
+def f(x):
+    return helper(x) * FACTOR + len(NAMES) + Config.size + settings.DEEP + sum(LIMITS) + inner(x)
+def inner(x):
+    return [y for y in range(settings.INNER)]
+def g(x):
+    return CACHE, json.dumps(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("lib.FACTOR = 2", "lib.FACTOR has another value"),
+        ("lib.NAMES['b'].append(3)", "lib.NAMES has another value"),
+        ("lib.helper = abs", "lib.helper has another value"),
+        ("lib.helper = lambda x: 2 * x", "lib.helper has another value"),
+        ("lib.Config.size = 4", "lib.Config.size has another value"),
+        ("settings.DEEP = 5", "settings.DEEP has another value"),
+        ("lib.LIMITS.add(9)", "LIMITS has another value"),
+        ("settings.INNER = 5", "settings.INNER has another value"),
+        ("del sys.path[0]", "lib.FACTOR is missing"),
+        ("lib.UNREAD = 5; lib.NAMES = dict(reversed(lib.NAMES.items()))", ""),
+    ],
+)
+def test_what_modules_have_that_are_imported_anew_is_compared(
+    change: str, named: str, tmp_path: Path, script: Script
+) -> None:
+    (tmp_path / "lib.py").write_text(READS.format())
+    (tmp_path / "settings.py").write_text("DEEP = 1\nINNER = 2\nLIMITS = {4, 5, 6}\n")
+    process = script(f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import lib, settings
+        from penstock import ordered
+        from penstock.ordered._pools import Starting
+        calls = [lib.f, lib.g, lambda x: lib.f(x), __import__("functools").partial(lib.f)]
+        {change}
+        for call in calls:
+            starting = Starting([ordered.map(call)], 1, [])
+            starting.begin()
+            starting._work.wait()
+            print(starting.ready, starting.why)
+            starting.close()
+        """)
+    out, err = process.communicate(timeout=120)
+    told = out.splitlines()
+    assert len(told) == 4, err
+    if not named:
+        assert [line.split()[0] for line in told] == ["True"] * 4, out
+    elif "missing" in named:
+        assert all(line.startswith("False processes cannot be used: ") for line in told), out
+    else:
+        assert told[1].startswith("True"), out
+        assert all(named in told[at] and told[at].startswith("False") for at in (0, 2, 3)), out
+
+
+def test_stats_are_told_while_the_run_ends() -> None:
+    for _ in range(20):
+        results = pk.ordered_map(slow, range(8), workers=2, mode="threads", chunk=1)
+        wrong: list[BaseException] = []
+        over = threading.Event()
+
+        def look(results: Any = results, over: Any = over, wrong: Any = wrong) -> None:
+            while not over.is_set():
+                try:
+                    results.stats()
+                except BaseException as error:
+                    wrong.append(error)
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        assert len(list(results)) == 8
+        over.set()
+        looking.join()
+        assert wrong == []
 
 
 def test_what_a_function_keeps_per_thread_lasts_as_long_as_the_thread() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import cloudpickle
 
-__all__ = ["dumps"]
+__all__ = ["Pickler", "dumps"]
 
 #: What cloudpickle writes in place of a file.
 _NO_FILE = "<dynamic-code>"
@@ -21,7 +21,9 @@ def _code(code: CodeType) -> Any:
     return (make, tuple(named), *rest)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """See `dumps`."""
+
     dispatch_table: ClassVar[Any] = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
 
 
@@ -35,5 +37,5 @@ def dumps(value: Any, protocol: int | None = None) -> bytes:
     2
     """
     with io.BytesIO() as file:
-        _Pickler(file, protocol).dump(value)
+        Pickler(file, protocol).dump(value)
         return file.getvalue()

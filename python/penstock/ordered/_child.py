@@ -62,6 +62,11 @@ def _serve(sock: socket.socket) -> None:
             _reply(sock, ("broken", f"{type(error).__qualname__}: {error}"))
             continue
         del body, buffers
+        if kind == "there":
+            from penstock.ordered import _anew
+
+            _reply(sock, ("done", _anew.there(*rest)))
+            continue
         reply = (_apply if kind == "apply" else _keyed)(operators[place], *rest)
         del rest
         _reply(sock, reply)
@@ -84,12 +89,12 @@ def _apply(operator: Any, first: int, values: list[Any], origins: Any, failed: i
     try:
         operator(chunk)
     except KeyboardInterrupt as error:
-        return ("failed", Failure(_portable(error, operator.name)))
+        return ("failed", _portable(Failure(error), operator.name))
     spent = time.perf_counter() - started
     if chunk.failed:
         for value in chunk.values:
             if value.__class__ is Failure and value.error.__class__ is not Elsewhere:
-                value.error = _portable(value.error, operator.name)
+                _portable(value, operator.name)
     return ("done", chunk.values, chunk.origins, chunk.failed, spent)
 
 
@@ -108,11 +113,11 @@ def _keyed(
         outs = run_part(operator, states, keys, items, numbers, places)
         bodies = [_packed(operator.name, key, states) for key, _ in lent]
     except (NotPicklable, KeyboardInterrupt) as error:
-        return ("failed", Failure(_portable(error, operator.name)))
+        return ("failed", _portable(Failure(error, stays=isinstance(error, NotPicklable)), operator.name))
     for out in outs:
         for value in out:
             if value.__class__ is Failure:
-                value.error = _portable(value.error, operator.name)
+                _portable(value, operator.name)
     return ("done", outs, bodies, time.perf_counter() - started)
 
 
@@ -132,20 +137,28 @@ def _packed(name: str, key: Any, states: dict[Any, tuple[Any, Any]]) -> tuple[by
         ) from error
 
 
-def _portable(error: BaseException, step: str) -> BaseException:
-    """The exception in a form that travels, with the traceback of this process as a note."""
+def _portable(failed: Failure, step: str) -> Failure:
+    """The failure, its exception in a form that travels, with the traceback of this process as a note."""
+    error = failed.error
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     try:
         wire.loads(wire.dumps(Failure(error)))
     except Exception as reason:
-        made = UserFunctionError(
-            f"{step} raised {type(error).__qualname__}, which does not pickle ({reason}): {error}", step=step
-        )
-        for note in getattr(error, "__notes__", ()):
-            add_note(made, note)
-        error = made
+        try:
+            # Many call their base with a text, and cannot be called with that themselves.
+            wire.loads(wire.dumps(Failure(error, bare=True)))
+            failed.bare = True
+        except Exception:
+            made = UserFunctionError(
+                f"{step} raised {type(error).__qualname__}, which does not pickle ({reason}), so it cannot leave the"
+                f" worker process; give it a __reduce__, or use mode='threads': {error}",
+                step=step,
+            )
+            for note in getattr(error, "__notes__", ()):
+                add_note(made, note)
+            failed.error, failed.stays, error = made, True, made
     mark(error, f"In worker process {os.getpid()}:\n{text}", step)
-    return error
+    return failed
 
 
 def _sendable(reply: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -171,7 +184,7 @@ def _checked(values: list[Any]) -> tuple[list[Any], int]:
                 f" {error}; return something that does, or use mode='threads'",
                 item=None,
             )
-            value = Failure(made)
+            value = Failure(made, stays=True)
             bad += 1
         kept.append(value)
     return kept, bad

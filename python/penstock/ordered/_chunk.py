@@ -21,7 +21,18 @@ from itertools import islice
 from types import MemberDescriptorType, ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["Chunk", "Elsewhere", "Failure", "add_note", "estimate_bytes", "item_of", "mark", "marked", "place_of"]
+__all__ = [
+    "Chunk",
+    "Elsewhere",
+    "Failure",
+    "Stays",
+    "add_note",
+    "estimate_bytes",
+    "item_of",
+    "mark",
+    "marked",
+    "place_of",
+]
 
 #: About so many parts of a value are looked at for an estimate; from so many parts on they are the first ones.
 _LOOKS, _MANY = 32, 4096
@@ -30,21 +41,36 @@ _MOST = 1 << 56
 
 
 class Failure:
-    """In place of a result: the exception of its function."""
+    """In place of a result: the exception of its function.
 
-    __slots__ = ("error",)
+    `stays`: it is no exception of a function, but says what cannot leave a worker process. `bare`: the exception cannot
+    be restored by calling its class with its arguments, and is without.
+    """
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    __slots__ = ("bare", "error", "stays")
+
+    def __init__(self, error: BaseException, stays: bool = False, bare: bool = False) -> None:
+        self.error, self.stays, self.bare = error, stays, bare
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_restore, (self.error, list(getattr(self.error, "__notes__", ()))))
+        notes = list(getattr(self.error, "__notes__", ()))
+        if self.bare:
+            state = {name: value for name, value in self.error.__dict__.items() if name != "__notes__"}
+            return (_restore_bare, (type(self.error), self.error.args, state, notes))
+        return (_restore, (self.error, notes, self.stays))
 
 
-def _restore(error: BaseException, notes: list[str]) -> Failure:
+def _restore(error: BaseException, notes: list[str], stays: bool) -> Failure:
     for note in notes:  # some exceptions say themselves how they pickle, and forget them
         add_note(error, note)
-    return Failure(error)
+    return Failure(error, stays)
+
+
+def _restore_bare(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any], notes: list[str]) -> Failure:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return _restore(error, notes, False)
 
 
 class Elsewhere(Exception):
@@ -53,6 +79,10 @@ class Elsewhere(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class Stays(Exception):
+    """What was to be done in a worker process has to be done here."""
 
 
 class Chunk:

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from penstock._resume import Aside, caught, dropped, in_a_run
-from penstock.errors import ForkError, Interrupted, NotPicklable, OrderedError
+from penstock.errors import EngineError, ForkError, Interrupted, NotPicklable, OrderedError
 from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
 from penstock.ordered._operators import Operator, Stateless, compile_steps, finishes, serial
 from penstock.ordered._options import OperatorStats, Options, Stats
@@ -126,6 +126,8 @@ class Driver:
         self._left: int | None = left
         self._window = options.in_flight if options.in_flight is not None else 1 << 62
         self._auto = options.mode == "auto"
+        #: Why nothing goes to worker processes any more, where nobody asked for them.
+        self._stays = ""
         self._measure()
         self._mode = "inline" if self._auto else options.mode
         self._why = "asked for"
@@ -152,7 +154,7 @@ class Driver:
         options = self.options
         workers = options.workers
         self._sizer = Sizer(options.chunk, options.in_flight, workers, options.in_flight_bytes)
-        self._chooser = Chooser(workers, left=self._left)
+        self._chooser = Chooser(workers, processes=not self._stays, left=self._left)
         self._measuring = False
 
     # The loop
@@ -348,6 +350,10 @@ class Driver:
             cost = self._sizer.cost(self._mode) or 0.0
             # What was under way when the mode changed says nothing about the next one.
             counts = self._chooser.mode == self._mode
+            if self._pool is not None and self._pool.stays and not self._stays:
+                # Done here it takes one of the threads that feed the processes, and others may have to be, too.
+                self._stays = f"not all of it can go to processes: {self._pool.stays}"
+                self._chooser.no_processes(self._stays)
             self._chooser.delivered(time.perf_counter(), items, chunk.spent, cost, counts)
             if self._chooser.wants_processes:
                 self._prepare(chunk)
@@ -410,7 +416,7 @@ class Driver:
             from penstock.ordered._processes import Pool
 
             try:
-                self._pool = Pool(self.steps, self.options.workers)
+                self._pool = Pool(self.steps, self.options.workers, strict=not self._auto)
             except NotPicklable:
                 if self.options.mode != "auto":
                     raise
@@ -489,7 +495,10 @@ class Driver:
     def stats(self) -> Stats:
         """See `Stats`."""
         engine, desk, out = self._engine, self._desk, self._out
-        told = [{"name": operator.name} for operator in self._operators] if engine is None else engine.stats()
+        told: list[dict[str, Any]] = [{"name": operator.name} for operator in self._operators]
+        if engine is not None:
+            with contextlib.suppress(EngineError):  # who takes results has just closed it
+                told = engine.stats()
         return Stats(
             mode=self._mode,
             why=self._chooser.why if self._auto else self._why,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._resume import caught
 from penstock.errors import ItemTimeout
-from penstock.ordered._chunk import Chunk, item_of, place_of
+from penstock.ordered._chunk import Chunk, Stays, item_of, place_of
 from penstock.ordered._keyed import Keyed, KeyedFlow, Part
 from penstock.ordered._operators import Operator, Stateless
 from penstock.ordered._transforms import Stopped
@@ -112,7 +112,8 @@ class Parallel:
             workers=self.threads,
             in_flight=_CHUNKS * options.workers,
             scheduler=options.scheduler,
-            queue=options.queue,
+            # Parts wait for a process in the order of their chunks, in which that of partitions does not give them.
+            queue=options.queue if pool is None else "hybrid",
         )
         #: Hand a chunk of about so many bytes over, whether there is room; and end the wait of `pull`.
         self.push, self.nudge = self._run.try_push, self._run.nudge
@@ -163,7 +164,10 @@ class Parallel:
 
         def there(worker: int, chunk: Chunk) -> Chunk:
             assert pool is not None
-            pool.apply(place, name, chunk, timeout)
+            try:
+                pool.apply(place, name, chunk, timeout)
+            except Stays:
+                return here(worker, chunk)
             return chunk
 
         return there if pool is not None and isinstance(operator, Stateless) else here
@@ -180,8 +184,15 @@ class Parallel:
 
         def there(worker: int, part: Part) -> Part:
             assert pool is not None
-            part.around = functools.partial(self._working, part.chunk, (), f"finish of {name}", own=True)
-            pool.keyed(place, operator, part, timeout)
+            around, part.around = (
+                part.around,
+                functools.partial(self._working, part.chunk, (), f"finish of {name}", own=True),
+            )
+            try:
+                pool.keyed(place, operator, part, timeout)
+            except Stays:
+                part.around = around
+                return here(worker, part)
             return part
 
         return here if pool is None else there

@@ -125,7 +125,10 @@ def ordered_map(
         About how many bytes of items may be read ahead.
     mode : {"auto", "inline", "threads", "processes"}
         Where `f` runs. "auto" measures while it runs: in the caller's thread where items are cheap, in threads where
-        `f` releases the interpreter lock or waits, else in worker processes.
+        `f` releases the interpreter lock or waits, else in worker processes. These it uses only where what `f` reads by
+        name of modules (settings, registries) is there what it is here, and leaves them as soon as an item, a state or
+        a result does not pickle: what was on its way there is worked on here, where `f` may be called again for items
+        whose results could not come back.
     chunk : int, optional
         Items per hand-over; default as many as make a few milliseconds of work, one for dear items.
     timeout : float, str or datetime.timedelta, optional
@@ -157,12 +160,14 @@ def ordered_map(
 
     `ItemTimeout` takes the place of an item that took too long: in a worker process, which is replaced; in threads,
     which cannot be ended, it also ends the iterator. `ItemsLost` takes the place of the items on which a worker process
-    died. `NotPicklable` takes that of an item or a result that cannot travel.
+    died. With ``mode="processes"`` `NotPicklable` takes that of an item or a result that cannot travel, and
+    `UserFunctionError` that of an exception that cannot.
 
     In threads `f` finds the context variables of who takes the results (the precision of `decimal`, for one) in a
     copy; they do not reach worker processes.
-    In worker processes `f` works on copies: it cannot change what the caller sees. Scripts whose functions live in
-    ``__main__`` need no guard: the children do not import it.
+    In worker processes `f` works on copies: it cannot change what the caller sees. A function that can be imported is
+    imported anew there, and finds its module as it was written, without what the program has set in it since. Scripts
+    whose functions live in ``__main__`` need no guard: the children do not import it.
 
     Live inputs: no item waits for others to fill its chunk, and no result for the next item, unless they are read here
     (``reads="here"``).
@@ -197,7 +202,8 @@ class Pipeline:
     scheduler : {"adaptive", "qst", "lip", "et", "ct"}
         Which operator a free worker turns to; "adaptive" picks among the others by what it measures.
     queue : {"hybrid", "partitioned"}
-        How keyed work waits. (A queue shared by all keys breaks the order within a key, so there is none.)
+        How keyed work waits. (A queue shared by all keys breaks the order within a key, so there is none.) For worker
+        processes it waits in the order of the input with either.
 
     Notes
     -----

@@ -50,6 +50,7 @@ class Starting:
         self._work.start()
 
     def _start(self) -> None:
+        from penstock.ordered._anew import differing, read
         from penstock.ordered._processes import Pool
         from penstock.ordered._wire import dumps
 
@@ -59,8 +60,15 @@ class Starting:
             with self._lock:
                 if self._closed:
                     return
-                self.pool = Pool(steps, workers)
+                self.pool = Pool(steps, workers, strict=False)
             self.pool.wait()
+            here = read(steps)
+            if here and (what := differing(here, self.pool.there(list(here)))):
+                self.why = (
+                    f"processes cannot be used: {what} where its module is imported anew; mode='processes' does not ask"
+                )
+                self.pool.close()
+                return
             self.ready = True
         except Exception as error:
             self.why = f"processes cannot be used: {error}"

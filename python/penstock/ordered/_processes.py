@@ -10,7 +10,8 @@ of others.
 Invariants: one caller at a time talks to a child, with one request, and the earliest chunk goes first (see `turns`); a
 child that is given back owes no reply; one that ended, or whose reply nobody took, is replaced, and what it was working
 on is an error that names the items; failures never go to a child: what stands for them there comes back in their
-places; after `close` no child is left.
+places; after `close` no child is left. Where nobody asked for processes (mode "auto"), what does not travel is not an
+error: `Stays`, and whoever called does that chunk or part himself.
 
 Departure: state of a key travels with the call, pickled, and only that of the keys in a chunk; so the hybrid queue
 serves worker processes, too.
@@ -32,7 +33,7 @@ from typing import Any
 from penstock._children import Child, Watch, how_ended, require_descriptors, require_interpreter
 from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
 from penstock.ordered import _wire as wire
-from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, item_of, place_of
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, Stays, add_note, item_of, place_of
 from penstock.ordered._keyed import Part
 from penstock.ordered._steps import Step
 from penstock.ordered._transforms import failure
@@ -118,6 +119,13 @@ class Pool:
         What they are to know.
     workers : int
         How many.
+    strict : bool, default True
+        Whether what does not travel is an error in place of its results; else `apply` and `keyed` raise `Stays`.
+
+    Attributes
+    ----------
+    stays : str
+        What could not travel, once there was something: then others may, but it is not known which.
 
     Raises
     ------
@@ -127,11 +135,13 @@ class Pool:
         When this process may not open as many files.
     """
 
-    def __init__(self, steps: Sequence[Step], workers: int) -> None:
+    def __init__(self, steps: Sequence[Step], workers: int, strict: bool = True) -> None:
         require_interpreter()
         require_descriptors(workers, f"workers={workers}")
         self._code = _pickled(steps)
         self.workers = workers
+        self.stays = ""
+        self._strict = strict
         self._pid = os.getpid()
         self._children: list[_Child | None] = [None] * workers
         #: The one that is being started, and why none can be: then nobody waits for another one.
@@ -225,6 +235,20 @@ class Pool:
             except wire.Ended as error:
                 raise OrderedError(f"a worker process {how_ended(child.popen.wait())} when it started") from error
 
+    def there(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Any]:
+        """What a child has of these, as `_anew.there`; before `begin`.
+
+        Raises
+        ------
+        OrderedError
+            When it does not tell.
+        """
+        answer = self._exchange(0, wire.dumps(("there", 0, names), []), [], _START)
+        if isinstance(answer, (_Late, _Gone, wire.NoFile)):
+            raise OrderedError("a worker process did not tell what it has of the modules of the functions")
+        told: dict[tuple[str, str], Any] = wire.loads(*answer)[1]
+        return told
+
     def pids(self) -> list[int]:
         """Process ids of the children that run."""
         return [child.popen.pid for child in self._children if child is not None and child.popen.poll() is None]
@@ -249,7 +273,13 @@ class Pool:
     # Calls, in the thread of a worker
 
     def apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
-        """Do a stateless operator on a chunk, over there."""
+        """Do a stateless operator on a chunk, over there.
+
+        Raises
+        ------
+        Stays
+            Unless strict, when the chunk or what was made of it does not travel; it is as it was.
+        """
         number = chunk.number
         try:
             if not all(value.__class__ is Failure for value in chunk.values):
@@ -263,6 +293,7 @@ class Pool:
         try:
             reply = self._whole(place, name, chunk, turn, timeout)
         except _Unrestored as unrestored:
+            self._may_stay(unrestored.made)
             if len(chunk.values) > 1:
                 self._apart(place, name, chunk, timeout)
                 return
@@ -311,7 +342,8 @@ class Pool:
         """The reply for a chunk; None where all of its values are failures by now."""
         try:
             return self._without_failures(place, name, chunk, turn, timeout)
-        except _Unsendable:
+        except _Unsendable as unsent:
+            self._may_stay(unsent.__cause__)
             # Which ones? The others go.
             kept = []
             for value, number in zip(chunk.values, chunk.numbers(), strict=True):
@@ -339,6 +371,7 @@ class Pool:
         reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
         if reply[0] == "done" and reply[3]:
             values, origins = reply[1], reply[2]
+            self._may_have_stayed(values)
             for position, value in enumerate(values):
                 if value.__class__ is not Failure:
                     continue
@@ -349,7 +382,13 @@ class Pool:
         return reply
 
     def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
-        """Do a part of a chunk, over there, on states that travel with it."""
+        """Do a part of a chunk, over there, on states that travel with it.
+
+        Raises
+        ------
+        Stays
+            Unless strict, when the part, its states or what was made of them does not travel; all is as it was.
+        """
         try:
             if part.items:
                 self._keyed(place, operator, part, timeout)
@@ -370,6 +409,7 @@ class Pool:
             turn = (part.chunk.number, place, part.partition)
             reply = self._call(request, turn, name, first, last, timeout)
         except _Unsendable as unsent:
+            self._may_stay(unsent.__cause__)
             if self._keyed_without(place, operator, part, timeout):
                 return
             made = NotPicklable(
@@ -378,9 +418,13 @@ class Pool:
             )
             reply = ("failed", failure(made, first, name))
         except _Unrestored as unrestored:
+            self._may_stay(unrestored.made)
             reply = ("failed", Failure(unrestored.made))
         except NotPicklable as error:
+            self._may_stay(error)
             reply = ("failed", failure(error, first, name))
+        else:
+            self._may_have_stayed([reply[1]] if reply[0] == "failed" else [value for out in reply[1] for value in out])
         if reply[0] == "done":
             _, part.outs, bodies, part.spent = reply
             for out, number in zip(part.outs, part.numbers, strict=True):
@@ -392,6 +436,18 @@ class Pool:
         # Nothing of it was done: the states are as they were, the error stands for all of its items.
         part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
         operator.settle(part)
+
+    def _may_stay(self, why: object) -> None:
+        """This does not travel: an error in its place, or the caller does it."""
+        if not self._strict:
+            self.stays = self.stays or str(why)
+            raise Stays
+
+    def _may_have_stayed(self, values: Sequence[Any]) -> None:
+        """Something of what a child made does not travel."""
+        for value in () if self._strict else values:
+            if value.__class__ is Failure and value.stays:
+                self._may_stay(value.error)
 
     def _keyed_without(self, place: int, operator: Any, part: Any, timeout: float | None) -> bool:
         """Do a part without the items that do not pickle, each of which is an error; False where there is none."""
