@@ -59,8 +59,8 @@ def cliques(
         typer.Option(
             "--undirected",
             help="Edges have no direction, each set of nodes counts once. Otherwise edges as they stand: every order of"
-            " the nodes in which each has an edge to every later one. (`pk.graph.cliques` of Python is undirected unless"
-            " it is told `directed=True`.)",
+            " the nodes in which each has an edge to every later one. (`pk.graph.cliques` of Python is undirected"
+            " unless it is told `directed=True`.)",
         ),
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Only count: the default without --output.")] = False,
