@@ -100,9 +100,7 @@ pub fn serve(words: &[String]) -> Result<String, String> {
     let Task { side, size, workers, scale, draws } =
         Task::from_words(words).ok_or_else(|| format!("{words:?} is no search for cliques"))?;
     let graph = Arc::new(Graph::rmat(scale, draws, SEED));
-    // From here on the peak counts anew, where the system allows it; else loading counts as well.
-    let _ = std::fs::write("/proc/self/clear_refs", "5");
-    let loaded = kib("VmRSS:")?;
+    let loaded = settled()?;
     let (ms, cliques) = match side {
         Side::Ours => rows(&graph.query(size), workers),
         Side::Timely => on_timely(&graph, size, workers, true, Feed::Rounds),
@@ -112,7 +110,31 @@ pub fn serve(words: &[String]) -> Result<String, String> {
     Ok(json!({ "cliques": cliques, "seconds": ms / 1e3, "peak_mib": peak_mib }).to_string())
 }
 
-fn kib(name: &str) -> Result<u64, String> {
+/// What is resident now, KiB, from where on the peak counts anew: what loading has freed is given back first, as else it would be
+/// used again and not be seen.
+///
+/// # Errors
+/// Where the system lets no process begin a new peak: that of loading would count.
+pub(crate) fn settled() -> Result<u64, String> {
+    give_back();
+    std::fs::write("/proc/self/clear_refs", "5").map_err(|error| format!("/proc/self/clear_refs: {error}"))?;
+    kib("VmRSS:")
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[expect(unsafe_code, reason = "the standard library has no call for it")]
+fn give_back() {
+    unsafe extern "C" {
+        fn malloc_trim(pad: usize) -> i32;
+    }
+    // SAFETY: as glibc declares it; it may be called at any time, by any thread.
+    let _ = unsafe { malloc_trim(0) };
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn give_back() {}
+
+pub(crate) fn kib(name: &str) -> Result<u64, String> {
     let text = std::fs::read_to_string("/proc/self/status").map_err(|error| format!("/proc/self/status: {error}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let value = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());

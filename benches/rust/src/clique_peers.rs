@@ -261,18 +261,19 @@ pub fn on_timely(graph: &Arc<Graph>, size: usize, workers: usize, rows: bool, fe
             }
             input
         });
-        let mine = graph.view().edges().skip(worker.index()).step_by(workers).collect::<Vec<_>>();
+        // Read where they are, as our side reads them: a list of them would count as memory of the dataflow.
+        let mut mine = graph.view().edges().skip(worker.index()).step_by(workers);
         let begin = Instant::now();
-        match feed {
-            Feed::Whole => input.send_batch(&mut mine.clone()),
-            Feed::Rounds => {
-                for (round, edges) in (0..).zip(mine.chunks(ROUND)) {
-                    input.send_batch(&mut edges.to_vec());
-                    input.advance_to(round + 1);
-                    // Another worker may have fewer rounds: it closes its input then.
-                    worker.step_while(|| probe.less_than(&(round + 1).saturating_sub(ROUNDS - 1)));
-                }
+        let most = if feed == Feed::Whole { usize::MAX } else { ROUND };
+        for round in 1.. {
+            let mut edges = mine.by_ref().take(most).collect::<Vec<_>>();
+            if edges.is_empty() {
+                break;
             }
+            input.send_batch(&mut edges);
+            input.advance_to(round);
+            // Another worker may have fewer rounds: it closes its input then.
+            worker.step_while(|| probe.less_than(&round.saturating_sub(ROUNDS - 1)));
         }
         input.close();
         worker.step_while(|| !probe.done());

@@ -35,7 +35,24 @@ pub struct KeyedCount {
     events: Receiver<Event>,
     workers: usize,
     epoch: u64,
-    emitted: u64,
+    emitted: Emitted,
+}
+
+/// What epochs have given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Emitted {
+    /// Rows.
+    pub rows: u64,
+    /// Sum of key times count over them.
+    pub sum: u64,
+}
+
+impl Emitted {
+    /// With one row more.
+    pub fn add(&mut self, key: u64, count: u64) {
+        self.rows += 1;
+        self.sum = self.sum.wrapping_add(key.wrapping_mul(count));
+    }
 }
 
 impl KeyedCount {
@@ -63,7 +80,7 @@ impl KeyedCount {
         let config = GroupConfig::founding(Arc::new(plan), Arc::new(NoCalls), bits, workers as u32);
         let (sender, events) = unbounded();
         let group = Group::start(config, fabric::threads(workers), Resident::fresh(), sender).expect("a fresh group");
-        Self { group, events, workers, epoch: 0, emitted: 0 }
+        Self { group, events, workers, epoch: 0, emitted: Emitted::default() }
     }
 
     fn release(&mut self, keys: &RecordBatch, watermark: Option<i64>) {
@@ -99,13 +116,15 @@ impl KeyedCount {
         for keys in blocks {
             self.release(keys, None);
         }
-        let rows = self.wait(blocks.len());
-        self.emitted += rows.iter().map(|rows| rows.num_rows() as u64).sum::<u64>();
+        for rows in self.wait(blocks.len()) {
+            let [keys, counts] = [0, 1].map(|column| rows.column(column).as_primitive::<Int64Type>().values());
+            keys.iter().zip(counts).for_each(|(&key, &count)| self.emitted.add(key as u64, count as u64));
+        }
     }
 
-    /// Rows that epochs have given back so far.
+    /// What epochs have given back so far.
     #[must_use]
-    pub fn emitted(&self) -> u64 {
+    pub fn emitted(&self) -> Emitted {
         self.emitted
     }
 
@@ -144,10 +163,10 @@ mod tests {
         let mut count = KeyedCount::start(2, 4, Emit::Final);
         count.count(&block(&[1, 2, 3, 2]));
         count.count_all(&[block(&[3, 4]), block(&[4])]);
-        assert_eq!(count.emitted(), 0);
+        assert_eq!(count.emitted(), Emitted::default());
         assert_eq!(count.finish(5), [0, 1, 2, 2, 2]);
         let mut count = KeyedCount::start(2, 4, Emit::Update);
         count.count_all(&[block(&[1, 2, 3, 2]), block(&[4])]);
-        assert_eq!((count.emitted(), count.keys()), (4, 4));
+        assert_eq!((count.emitted().rows, count.keys()), (4, 4));
     }
 }

@@ -4,13 +4,13 @@
 //! line of JSON that says what to run and answers with one line: what was found, seconds, and the peak of the resident
 //! set above what the loaded graph takes.
 
-use std::fs;
 use std::io::{BufRead, Write};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use crate::clique_child::{kib, settled};
 use crate::clique_flow::{self, Control, Graph, Run};
 use crate::clique_peers::{Feed, on_timely};
 use crate::surge_flow;
@@ -141,9 +141,7 @@ pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
         Work::Surge { .. } => Graph::undirected("", &[]),
     };
     let graph = Arc::new(graph);
-    // From here on the peak counts anew, where the system allows it; else loading counts as well.
-    let _ = fs::write("/proc/self/clear_refs", "5");
-    let loaded = kib("VmRSS:")?;
+    let loaded = settled()?;
     let taken = match task.work {
         Work::Cliques { timely: true, size, .. } => {
             let feed = if task.control == Control::Free { Feed::Whole } else { Feed::Rounds };
@@ -161,13 +159,6 @@ pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
         "peak_mib": peak.saturating_sub(loaded).max(4) as f64 / 1024.0, "batches": bounds.0, "batch_size": bounds.1,
     });
     writeln!(to, "{answer}").map_err(|error| error.to_string())
-}
-
-fn kib(name: &str) -> Result<u64, String> {
-    let text = fs::read_to_string("/proc/self/status").map_err(|error| format!("/proc/self/status: {error}"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let value = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
-    value.ok_or_else(|| format!("/proc/self/status has no {name}"))
 }
 
 #[cfg(test)]

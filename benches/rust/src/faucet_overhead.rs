@@ -39,14 +39,8 @@ pub fn run(options: &Options, report: &mut Report) {
                 let bounds = RANGE[at % RANGE.len()];
                 Control::Bounded(bounds, (*size == 4).then_some(bounds))
             };
-            let mut times: [Vec<f64>; RANGE.len()] = Default::default();
             let turn = Cell::new(0);
-            let next = || {
-                let at = turn.replace(turn.get() + 1) % RANGE.len();
-                let took = timed(within(at));
-                times[at].push(took);
-                took
-            };
+            let next = || timed(within(turn.replace(turn.get() + 1)));
             let case = |name: &str, bounds: &str, paired: Paired| {
                 let ratios: Vec<f64> = paired.ours.iter().zip(&paired.peer).map(|(ours, peer)| ours / peer).collect();
                 Case::new(format!("{size}-cliques w{workers} {name}"), "ms", Better::Lower, paired)
@@ -60,6 +54,8 @@ pub fn run(options: &Options, report: &mut Report) {
                     .with("time_ratio_max", ratios.iter().copied().fold(0.0, f64::max))
             };
             let paired = compare(budget, next, || timed(Control::Free));
+            let mut times: [Vec<f64>; RANGE.len()] = Default::default();
+            paired.turns.iter().zip(&paired.ours).for_each(|(turn, took)| times[turn % RANGE.len()].push(*took));
             report.case(case("N=2-8 B=1000-4000 vs no flow control", "fixed", paired));
             let paired = compare(budget, || timed(Control::Adaptive), || timed(Control::Free));
             report.case(case("adaptive vs no flow control", "adaptive", paired));

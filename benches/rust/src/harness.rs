@@ -88,6 +88,8 @@ pub struct Paired {
     pub peer: Vec<f64>,
     /// What this process and others used of the CPUs meanwhile.
     pub usage: Usage,
+    /// The turn of each pair; that of the first one, which does not count, is 0. Empty for figures that were taken in another way.
+    pub turns: Vec<usize>,
     /// Pairs that were set aside because the host took CPU from them, and measured again.
     pub again: usize,
     /// Whether pairs from which the host took CPU are among the figures: there was no time for enough others.
@@ -98,7 +100,13 @@ impl Paired {
     /// Figures that were taken in another way than by [`compare`].
     #[must_use]
     pub fn new(ours: Vec<f64>, peer: Vec<f64>, usage: Usage) -> Self {
-        Self { ours, peer, usage, again: 0, disturbed: false }
+        Self { ours, peer, usage, turns: Vec::new(), again: 0, disturbed: false }
+    }
+
+    /// Of what was noted in every turn, what belongs to the pairs that count.
+    #[must_use]
+    pub fn kept<T: Clone>(&self, every: &[T]) -> Vec<T> {
+        self.turns.iter().map(|&turn| every[turn].clone()).collect()
     }
 
     /// Whether these figures are doubtful.
@@ -157,13 +165,14 @@ fn compare_beside(
         longest = longest.max(took);
         let taken = stolen().zip(before).map_or(0.0, |(after, before)| after - before);
         let to = if taken > machine::NOISY * took.as_secs_f64() { &mut disturbed } else { &mut quiet };
-        to.push(pair);
+        to.push((pair, turns + 1));
     }
     let usage = meter.stop();
     let missing = LEAST.saturating_sub(quiet.len()).min(disturbed.len());
     let (again, kept) = (disturbed.len(), disturbed.into_iter().take(missing));
-    let (ours, peer) = quiet.into_iter().chain(kept).unzip();
-    Paired { ours, peer, usage, again, disturbed: missing > 0 }
+    let (pairs, turns): (Vec<_>, _) = quiet.into_iter().chain(kept).unzip();
+    let (ours, peer) = pairs.into_iter().unzip();
+    Paired { ours, peer, usage, turns, again, disturbed: missing > 0 }
 }
 
 /// One result.
@@ -365,6 +374,8 @@ mod tests {
         let found = beside_a_host(Duration::from_secs(2), |pair| pair % 2 == 0);
         assert!(found.ours.len() >= LEAST && found.again >= LEAST, "{found:?}");
         assert!(found.ours.iter().chain(&found.peer).all(|pair| pair % 2.0 == 1.0), "{found:?}");
+        let all = (0..).map(f64::from).take(1_000).collect::<Vec<_>>();
+        assert_eq!(found.kept(&all), found.ours, "what was noted in the same turns");
         assert!(!found.disturbed, "{found:?}");
         assert!(!Paired { usage: Usage { stolen: Some(0.9), ..Usage::default() }, ..found }.is_noisy());
     }

@@ -58,16 +58,16 @@ pub fn run(options: &Options, report: &mut Report) {
             || kept(quiet, noisy, || ours(epochs)),
             || kept(peer_quiet, peer_noisy, || peer(epochs, park)),
         );
-        let usage = kept.usage;
+        let rates = rates.map(|rates| kept.kept(&rates));
+        let of = kept.clone();
         let case = format!("w2 kept beside one CPU hog vs timely 0.31 {what}");
         let case = Case::new(case, "of the quiet rate", Better::Higher, kept);
         let names = ["ours_quiet_m_per_s", "ours_noisy_m_per_s", "peer_quiet_m_per_s", "peer_noisy_m_per_s"];
         report.case(names.iter().zip(&rates).fold(case, |case, (name, rates)| case.with(name, median(rates))));
-        // The first repeat warms up, as in `compare`.
-        let [quiet, ours, peer_quiet, peer] = rates.map(|rates| rates[1..].to_vec());
+        let [quiet, ours, peer_quiet, peer] = rates;
         for (condition, ours, peer) in [("beside one CPU hog", ours, peer), ("quiet", quiet, peer_quiet)] {
             let case = format!("w2 keys=2^16 {condition} vs timely 0.31 {what}");
-            report.case(Case::new(case, "M records/s", Better::Higher, Paired::new(ours, peer, usage)));
+            report.case(Case::new(case, "M records/s", Better::Higher, Paired { ours, peer, ..of.clone() }));
         }
     }
 }

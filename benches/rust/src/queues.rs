@@ -114,8 +114,10 @@ pub fn run(options: &Options, report: &mut Report) {
                             _ => rate(&mut theirs, items, one(&Shared::new(partitions), &dealt, workers, turns)),
                         },
                     );
-                    let kept = if peer == "shared" { &ours } else { &[ours.as_slice(), &theirs].concat() };
-                    assert!(kept.iter().all(|run| run.violations == 0), "{name}: a partition out of order");
+                    let ordered = if peer == "shared" { &ours } else { &[ours.as_slice(), &theirs].concat() };
+                    assert!(ordered.iter().all(|run| run.violations == 0), "{name}: a partition out of order");
+                    let of_pairs = |runs: &[Run]| if runs.is_empty() { Vec::new() } else { paired.kept(runs) };
+                    let (ours, theirs) = (of_pairs(&ours), of_pairs(&theirs));
                     let case = Case::new(format!("{name}, hybrid vs {peer}"), "k items/s", Better::Higher, paired)
                         .with("window", WINDOW)
                         .with("quantum", QUANTUM)
