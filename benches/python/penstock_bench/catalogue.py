@@ -51,6 +51,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "bins-overhead", "core", "count per key with 2^4 to 2^20 bins, 2^10 and 2^20 keys, beside no bins and timely"
     ),
+    Bench("bins-latency", "core", "latency of a count at rest with 2^4 to 2^20 bins, beside timely with one map"),
     Bench("migration", "core", "latency while a quarter of the state moves, by strategy, beside stop and restart"),
     Bench("hot-first", "core", "how long rows wait for hot bins that move: asked for, beside the order of the control"),
     Bench("join", "core", "the cost of being joinable; latency through two joins and a leave, threads and TCP"),

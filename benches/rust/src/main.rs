@@ -32,6 +32,11 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("join", "what joining costs at rest; latency through two joins and a leave, beside a new start", join::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     (
+        "bins-latency",
+        "latency of a count at rest, over the number of bins, beside timely with one map",
+        migration::bins_latency,
+    ),
+    (
         "migration",
         "latency of a count while a quarter of its state moves, beside stopping and restarting",
         migration::run,

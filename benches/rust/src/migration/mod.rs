@@ -21,6 +21,7 @@
 mod course;
 mod other;
 mod seen;
+mod steady;
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ use self::course::{Bins, Course, Domain, Driven, End, TICK, WORKERS, Watch, deco
 pub use self::other::serve;
 use self::other::{Place, beside};
 use self::seen::{Seen, Span, caught_up, most_ms};
+pub use self::steady::run as bins_latency;
 use crate::harness::{Better, Case, Options, Paired, Report, ended, median};
 use crate::machine::{Meter, Usage};
 
