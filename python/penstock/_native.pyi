@@ -286,6 +286,64 @@ class Sizer:
             Workers that are busy, that are needed, to go to, and the looks before that; 0 when it is time.
         """
 
+class Trial:
+    """Two variants in alternating periods: which one is faster here and now; see the crate `trial`.
+
+    Parameters
+    ----------
+    wins, losses
+        Pairs that the challenger has to win, and with which it has lost.
+    gain
+        By how much it must be faster in sum: 0.05 is 5 %. Below 0: by how much it may be slower.
+    sweep
+        Who wins the first so many pairs, each by the factor, has won at once.
+
+    Raises
+    ------
+    ConfigError
+        When it would decide nothing.
+    """
+
+    def __new__(cls, *, wins: int, losses: int, gain: float, sweep: tuple[int, float] | None = None) -> Trial: ...
+    def turn(self) -> Literal["incumbent", "challenger"]:
+        """Who is served in this period: first the one that stays unless the other proves better."""
+
+    def judge(self, rate: float, spent: float) -> Literal["incumbent", "challenger"] | None:
+        """Take in a period of the one whose turn it was; the winner, if that decides.
+
+        Parameters
+        ----------
+        rate
+            How much per time it got done, in any unit.
+        spent
+            Seconds for which it was served in all, with what was not measured.
+        """
+
+    def is_hopeless(self, at_most: float) -> bool:
+        """Whether the challenger, in its period, cannot reach what it has to, being at most so fast."""
+
+    def give_up(self, at_most: float, spent: float) -> Literal["incumbent"]:
+        """End the trial in a period of a challenger that is hopeless."""
+
+    def lost(self) -> float:
+        """Seconds that were lost beside the faster one in the pairs so far."""
+
+class Allowance:
+    """What trials may lose, as a share of the time: 0.05 is 5 %; see the crate `trial`.
+
+    Raises
+    ------
+    ConfigError
+        When the share is not above 0.
+    """
+
+    def __new__(cls, share: float) -> Allowance: ...
+    def spend(self, now: float, lost: float) -> None:
+        """A trial has ended and lost so many seconds."""
+
+    def allows(self, now: float, dearer: float = 1.0) -> bool:
+        """Whether a trial may begin now that is expected to lose what the last ones did times `dearer`."""
+
 def migration_steps(
     owners: Sequence[int], target: Sequence[int], strategy: str, batch_bins: int
 ) -> list[list[tuple[int, int]]]:

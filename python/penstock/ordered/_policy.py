@@ -5,27 +5,37 @@ be replayed.
 
 A run in mode "auto" starts in the caller's thread. Where an item costs enough for others to help, it tries threads:
 they pay when the functions release the interpreter lock or wait. Where they do not pay enough, worker processes are
-started while the run goes on, and tried when they are up. A trial of them that loses by little is repeated at once, as
-others may have disturbed it, and the better one counts: they are hardly slower, so that costs next to nothing. Each
-trial does real work, whose results count; the best of what was measured stays, the simpler one when they are close. A
-cost that changes fourfold opens the question again; threads, the cheapest to try, are tried again now and then.
+started while the run goes on, and tried when they are up. These first trials are a `_native.Trial` of one pair each: so
+soon there is little to compare with, and a short run should not pay for more. One of the processes that loses by little
+goes on for as long again, as others may have disturbed it, and the better half counts: they are hardly slower, so that
+costs next to nothing.
 
-Trials of dear items cost what others would have done meanwhile, so that is bounded twice. A trial of `LONG` ends as
-soon as its results say that it cannot win: `workers` of them at a time, each taking as long as these, are a speed. And
-what a trial has lost beside the best mode is at most a `SHARE` of the time until the question may be opened again.
+What was decided holds for `KEEP` seconds, and twice as long each time that it is confirmed. Then every other mode
+challenges the one that is kept, one after the other, in a `Trial` by `RULE`: the mode in use is measured anew, then the
+challenger, and so on in pairs. Figures of other minutes decide nothing, since machines have neighbours that come and
+go. A costlier way has to be faster by `BETTER`; a simpler one wins unless it is slower by more than `NEAR`. Processes
+are started again for that where threads are not nearly ideal. Where the input or who takes results sets the pace, all
+modes are alike, and say nothing of the time when there is more to do: a caller who is in functions for less than half
+of the time replaces nobody, and starts no processes. A cost that changes fourfold opens the question again, from the
+beginning.
 
-Trials in Rust are pairs of alternating periods (crate `penstock-trial`). Not here: three modes are compared, one of
-which has to be started first, and to go from one to another means to wait for what is in flight. What both have in
-common, the bound on what trials lose, is shorter than a class of the native module would be.
+Trials of dear items cost what others would have done meanwhile, so that is bounded twice. A period of `LONG` ends as
+soon as its results say that the challenger cannot win: `workers` of them at a time, each taking as long as these, are a
+speed. And what trials have lost, with the time for which workers had nothing to do at a change of modes, is a
+`_native.Allowance` of a `SHARE` of the time, for which the next one waits. So do the starts of processes, on their own
+account: what a machine has to spare for one is not known, so all of its time counts.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock._durations import duration_text
+
+if TYPE_CHECKING:
+    from penstock._native import Allowance, Trial
 
 __all__ = ["TARGETS", "Chooser", "Sizer"]
 
@@ -39,28 +49,37 @@ WORTH = 8e-6
 EARLY = 0.004
 #: Seconds of work after which, or that must be left for which, processes are started.
 STARTING = 0.15
-#: Seconds that a trial lasts at least.
-TRIAL = {"threads": 0.02, "processes": 0.06}
+#: Seconds that a period of a trial lasts at least.
+TRIAL = {"inline": 0.02, "threads": 0.02, "processes": 0.06}
+#: The modes, from the simplest; and in the order in which they challenge the one that is kept.
+SIMPLEST = ("inline", "threads", "processes")
+CHALLENGERS = ("threads", "inline", "processes")
+#: Pairs that a challenger has to win, and with which it has lost.
+RULE = (2, 2)
 #: By how much the costlier way must be faster than the simpler one.
 BETTER = 1.15
-#: What of the best speed so far processes must reach in a trial that does not win to be tried once more.
+#: What of the speed of the costlier way that is kept the simpler one must have to replace it.
+NEAR = 0.95
+#: What of the best speed so far processes must reach in their first trial, where they do not win it, for it to go on.
 CLOSE = 0.7
 #: What of the caller's own speed threads must reach to go on while processes start.
 HARMLESS = 0.85
-#: Seconds over which their speed is measured then.
+#: Seconds over which the speed is measured then.
 WINDOW = 0.05
 #: Chunks in a row whose cost is unlike the one of the decision, until it is taken anew.
 UNLIKE = 8
-#: Seconds that a decision holds before threads are tried again; twice as long each time.
+#: Seconds that a decision holds before others challenge it; twice as long each time that it is confirmed.
 KEEP = 5.0
-#: Seconds after which a trial that cannot win is not finished.
+#: Seconds after which a period that cannot win is not finished.
 LONG = 0.5
-#: By how much it must fall short while not every worker has told a result.
+#: By how much it must fall short while not every worker has told a result, and with which one pair is enough.
 CLEAR = 1.5
-#: What of the time trials may lose beside the best mode.
+#: What of the time trials may lose beside the best mode, and starts of processes may take.
 SHARE = 0.05
 #: What of the ideal speed-up is good enough not to look for more.
 GOOD = 0.8
+#: The share of its time in functions with less than which the caller waits for others.
+IDLE = 0.5
 
 
 class Sizer:
@@ -115,6 +134,19 @@ class Sizer:
 
 
 @dataclass
+class _Contest:
+    """One mode against the one that is kept. `first`: of the first decisions, a single pair."""
+
+    incumbent: str
+    challenger: str
+    trial: Trial
+    first: bool = False
+    #: Of a period that goes on: how fast it was until then, and its seconds.
+    reached: float = 0.0
+    spent: float = 0.0
+
+
+@dataclass
 class Chooser:
     """Where functions run next. See the module.
 
@@ -125,7 +157,7 @@ class Chooser:
     why : str
         Why the mode is what it is.
     rates : dict of str to float
-        Items per second, as measured, by mode.
+        Items per second, as measured last, by mode.
     """
 
     workers: int
@@ -135,27 +167,45 @@ class Chooser:
     rates: dict[str, float] = field(default_factory=dict)
     mode: str = "inline"
     _phase: str = "inline"
+    _now: float = 0.0
     _spent: float = 0.0
-    _items: int = 0
+    #: Whether items cost too little so far.
+    _cheap: bool = False
+    #: What is measured: since when (None before the first results), items and chunks.
     _since: float | None = None
     _delivered: int = 0
     _chunks: int = 0
+    #: Of the period under way: when it began, items and seconds of work of what it has told.
+    _began: float | None = None
+    _told: tuple[int, float] = (0, 0.0)
+    #: Of the last change of the mode: when, and the speed until then; items that were under way.
+    _left_at: tuple[float, float] | None = None
+    _drained: int = 0
+    _contest: _Contest | None = None
+    #: The best so far, the last decision, and the modes of the question that is open.
+    _kept: str = "inline"
+    _decided: str | None = None
+    _met: set[str] = field(default_factory=set)
+    #: Seconds of the trial of threads, in vain if processes win; speeds since, while these start.
+    _vain: float = 0.0
+    _windows: deque[float] = field(default_factory=lambda: deque(maxlen=2))
+    #: The share of its time for which the caller was in functions, when it was measured last.
+    _busy: float = 1.0
     _settled_cost: float = 0.0
     _unlike: int = 0
     _keep: float = KEEP
     _until: float = 0.0
-    _repeated: bool = False
-    #: Of the trial under way: when it began, items and seconds of work of what it has told.
-    _began: float | None = None
-    _told: tuple[int, float] = (0, 0.0)
-    #: Seconds of the trials since the last decision, by mode; what they have lost; when that was decided.
-    _tried: dict[str, float] = field(default_factory=dict)
-    _owed: float = 0.0
-    _decided: float = 0.0
+    #: What trials, and starts of processes, have cost; when the last of these was asked for.
+    _trials: Allowance = field(init=False)
+    _starts: Allowance = field(init=False)
+    _asked: float | None = None
     #: Whether worker processes should be started in the background.
     wants_processes: bool = False
 
     def __post_init__(self) -> None:
+        from penstock import _native
+
+        self._trials, self._starts = _native.Allowance(SHARE), _native.Allowance(SHARE)
         if self.workers < 2:
             self._phase, self.why = "settled", "one worker cannot be faster than the caller's thread"
 
@@ -164,23 +214,27 @@ class Chooser:
 
         Without `counts` it was handed out in another mode than the present one, and says nothing about this one.
         """
-        self._items += items
+        self._now = now
         self._spent += spent
         if self.left is not None:
             self.left = max(0, self.left - items)
         if not counts:
+            self._drained += items
             return
         if self._began is None:
             self._began = now - spent
+            if self._left_at is not None:
+                # For so long there were workers without work.
+                at, rate = self._left_at
+                self._lose(self._began - at - (self._drained / rate if rate else 0.0))
         self._told = (self._told[0] + items, self._told[1] + spent)
+        self._chunks += 1
         if self._since is None:
-            self._chunks += 1
             # The first results of several workers come together; they say when it began, not how fast it is.
             if self._chunks >= (1 if self.mode == "inline" else self.workers):
                 self._since, self._delivered, self._chunks = now, 0, 0
         else:
             self._delivered += items
-            self._chunks += 1
         if self._phase == "inline":
             self._look(now, cost)
         elif self._phase == "trial":
@@ -190,16 +244,229 @@ class Chooser:
         elif self.workers > 1:
             self._keep_up(now, cost)
 
+    def processes_ready(self) -> None:
+        """The worker processes are up."""
+        if not self.wants_processes or self.mode == "processes" or self._phase not in ("waiting", "settled"):
+            return
+        now = self._now
+        if self._asked is not None:
+            self._starts.spend(now, now - self._asked)
+            self._asked = None
+        if self._phase == "settled":
+            self._challenge(now, "processes")
+            return
+        # As fast as the best so far is now: by its pair with the mode in use.
+        best, used = self._kept, self.mode
+        rate = max(self._windows, default=self.rates[used])
+        self.rates[best], self.rates[used] = rate * self.rates[best] / self.rates[used], rate
+        self._first(now, "processes", self.rates[best], self._vain)
+
+    def no_processes(self, why: str) -> None:
+        """Worker processes cannot be had for these functions."""
+        self.processes = self.wants_processes = False
+        contest = self._contest
+        met = contest is not None and "processes" in (contest.incumbent, contest.challenger)
+        if self._phase != "waiting" and self.mode != "processes" and not met:
+            return
+        self.rates.pop("processes", None)
+        threads, inline = self.rates.get("threads", 0.0), self.rates.get("inline", 0.0)
+        self._kept = "threads" if threads >= BETTER * inline else "inline"
+        self._settle(self._now, self._settled_cost, why)
+
+    @property
+    def dear(self) -> bool:
+        """Whether a trial is under way in which each item costs so much that none should wait behind another."""
+        return self._phase == "trial" and self._settled_cost * self.workers >= LONG
+
+    # What is measured
+
+    def _enter(self, now: float, mode: str) -> None:
+        """Measure this mode from here on."""
+        if mode == self.mode:
+            # Unless it has not even begun: others are under way.
+            self._began = None if self._began is None else now
+            self._since = None if self._since is None else now
+        else:
+            self._left_at, self._drained = (now, self.rates.get(self.mode, 0.0)), 0
+            self.mode, self._began, self._since = mode, None, None
+        self._chunks, self._delivered, self._told = 0, 0, (0, 0.0)
+
+    def _rate(self, now: float) -> None:
+        """Note how fast the present mode is, over the time since it began."""
+        if self._since is not None and now - self._since > 0 and self._delivered:
+            self.rates[self.mode] = self._delivered / (now - self._since)
+
+    def _lose(self, seconds: float) -> None:
+        if seconds > 0:
+            self._trials.spend(self._now, seconds)
+
+    def _crew(self) -> int:
+        """How many work in the present mode."""
+        return 1 if self.mode == "inline" else self.workers
+
+    # The first decisions
+
+    def _look(self, now: float, cost: float) -> None:
+        self._rate(now)
+        if cost < WORTH:
+            self._cheap, self.why = True, "items cost too little for others to help"
+            self.wants_processes = False
+        elif self._cheap:
+            # They cost more now: what was measured is of other items.
+            self._cheap, self._spent = False, 0.0
+            self._enter(now, "inline")
+        elif self._spent >= EARLY and "inline" in self.rates and self._began is not None:
+            self._settled_cost, self._kept, self._met, self._vain = cost, "inline", {"inline"}, 0.0
+            self._first(now, "threads", self.rates["inline"], now - self._began)
+
+    def _first(self, now: float, challenger: str, rate: float, spent: float) -> None:
+        """Try a mode, in a single pair with the best so far, which was measured just now."""
+        from penstock import _native
+
+        incumbent = self._kept
+        trial = _native.Trial(wins=1, losses=1, gain=_gain(incumbent, challenger))
+        trial.judge(rate, spent)
+        self._contest = _Contest(incumbent, challenger, trial, True)
+        self._met.add(challenger)
+        self._phase, self.why = "trial", f"{challenger} are tried"
+        if challenger == "inline":
+            self.why = "threads have become faster: the caller is measured beside them"
+        self._enter(now, challenger)
+
     def _wait(self, now: float, cost: float) -> None:
-        if self.mode == "threads" and self._since is not None and now - self._since >= WINDOW:
-            before = self.rates["threads"]
-            self._rate(now)
-            self.rates["threads"] = max(before, self.rates["threads"])
-            self._since, self._delivered = now, 0
-            if self.rates["threads"] >= GOOD * self.workers * self.rates["inline"]:
-                self._settle(now, cost)
+        if self._since is not None and now - self._since >= WINDOW and self._chunks >= self._crew():
+            rate = self._delivered / (now - self._since)
+            self._windows.append(rate)
+            self._since, self._chunks, self._delivered = now, 0, 0
+            if self.mode == "threads" and rate >= GOOD * self.workers * self.rates["inline"]:
+                # Their trial was short, and the machine may have been busy; or it was when the caller was measured.
+                self.rates["threads"], self._kept = rate, "threads"
+                self._first(now, "inline", rate, 0.0)
                 return
-        self._start_processes(cost)
+        self._start_processes(now, cost)
+
+    def _start_processes(self, now: float, cost: float) -> None:
+        if self.wants_processes or not self._starts.allows(now):
+            return
+        if self._spent >= STARTING or (self.left or 0) * cost >= 2 * STARTING:
+            self.wants_processes, self._asked = True, now
+            self.why = "processes are being started"
+
+    # Trials
+
+    def _challenge(self, now: float, challenger: str) -> None:
+        """Measure the mode that is kept anew, and a challenger beside it."""
+        from penstock import _native
+
+        incumbent = self._kept
+        trial = _native.Trial(wins=RULE[0], losses=RULE[1], gain=_gain(incumbent, challenger))
+        self._contest = _Contest(incumbent, challenger, trial)
+        self._met.add(challenger)
+        self._phase, self.why = "trial", f"{incumbent} and {challenger} are measured side by side"
+        self._enter(now, incumbent)
+
+    def _judge(self, now: float, cost: float) -> None:
+        contest = self._contest
+        assert contest is not None and self._began is not None
+        trial = contest.trial
+        hopeless = self._hopeless(now, trial)
+        least = 1 if self.mode == "inline" else 2 * self.workers
+        if self._since is not None and now - self._since >= TRIAL[self.mode] and self._chunks >= least:
+            self._rate(now)
+            hopeless = None
+            # What disturbs a trial makes it slower, never faster.
+            rate = self.rates[self.mode] = max(self.rates[self.mode], contest.reached)
+            if self._goes_on(now, contest, rate):
+                return
+        elif hopeless is not None:
+            rate = self.rates[self.mode] = hopeless
+        else:
+            return
+        spent = contest.spent + now - self._began
+        if self.mode == "inline":
+            self._busy = self._told[1] / spent if spent > 0 else 1.0
+            if self._busy < IDLE and contest.challenger == "inline":
+                self._contest = None
+                self._settle(now, cost, "the input, or who takes the results, sets the pace")
+                return
+        winner: str | None
+        if hopeless is not None or trial.is_hopeless(CLEAR * rate):
+            winner = trial.give_up(rate, spent)
+        else:
+            winner = trial.judge(rate, spent)
+        if winner is None:
+            self._enter(now, contest.challenger if trial.turn() == "challenger" else contest.incumbent)
+            return
+        self._lose(trial.lost())
+        if winner == "challenger":
+            self._kept = contest.challenger
+        self._vain += spent
+        self._contest = None
+        self._go_on(now, cost)
+
+    def _hopeless(self, now: float, trial: Trial) -> float | None:
+        """The speed of a long period that cannot win by what it has told so far; None while it can."""
+        items, spent = self._told
+        if self._began is None or now - self._began < LONG or not items or spent <= 0:
+            return None
+        speed = self._crew() * items / spent
+        return speed if trial.is_hopeless(speed * (CLEAR if self._since is None else 1.0)) else None
+
+    def _goes_on(self, now: float, contest: _Contest, rate: float) -> bool:
+        """Whether a first trial of processes, which lost by little, goes on for as long again."""
+        if not contest.first or contest.challenger != "processes" or contest.reached:
+            return False
+        if not contest.trial.is_hopeless(rate) or rate < CLOSE * self.rates[contest.incumbent]:
+            return False
+        assert self._began is not None
+        contest.reached, contest.spent = rate, now - self._began
+        self.why = "processes lost by little and are tried once more"
+        self._enter(now, "processes")
+        return True
+
+    def _go_on(self, now: float, cost: float) -> None:
+        """The next one challenges the mode that is kept; or that is the decision."""
+        kept, rates = self._kept, self.rates
+        for challenger in CHALLENGERS:
+            if challenger == kept or challenger in self._met:
+                continue
+            if challenger != "processes":
+                self._challenge(now, challenger)
+                return
+            good = kept == "threads" and rates["threads"] >= GOOD * self.workers * rates["inline"]
+            if good or not self.processes:
+                continue
+            if self._decided is None:
+                # A trial is short, and the machine may have been busy: threads go on, and are measured, meanwhile.
+                harmless = rates["threads"] >= HARMLESS * rates["inline"]
+                self._enter(now, "threads" if harmless else "inline")
+                self._phase, self.why = "waiting", "processes may help; there is not enough work yet to start them"
+                self._windows.clear()
+                self._start_processes(now, cost)
+                return
+            under_way = self.wants_processes
+            self._settle(now, cost)
+            self.wants_processes = under_way
+            if self._busy >= IDLE and (self.left is None or self.left * cost >= 2 * STARTING):
+                self._start_processes(now, cost)
+            return
+        self._settle(now, cost)
+
+    # Decisions
+
+    def _settle(self, now: float, cost: float, why: str | None = None) -> None:
+        """Keep the best so far."""
+        kept = self._kept
+        self._met.add(kept)
+        self.rates = {mode: rate for mode, rate in self.rates.items() if mode in self._met}
+        ratios = ", ".join(f"{mode} {rate:,.0f}" for mode, rate in self.rates.items())
+        self.why = f"the best of what was measured, in items a second: {ratios}" + (f"; {why}" if why else "")
+        self._settled_cost, self._unlike = cost if kept == self.mode else 0.0, 0
+        if kept != self._decided:
+            self._keep = KEEP
+        self._phase, self._contest, self._decided, self._until = "settled", None, kept, now + self._keep
+        self.wants_processes = self.wants_processes and kept == "processes"
+        self._enter(now, kept)
 
     def _keep_up(self, now: float, cost: float) -> None:
         """Look whether the decision still holds."""
@@ -207,130 +474,32 @@ class Chooser:
         self._settled_cost = self._settled_cost or cost
         like = self._settled_cost / 4 <= cost <= self._settled_cost * 4
         self._unlike = 0 if like or not self._settled_cost else self._unlike + 1
-        # Trials of items that cost more, or less, now lose as much more or less.
-        owed = self._owed * (cost / self._settled_cost if self._settled_cost else 1.0)
-        if self._unlike >= UNLIKE and not 0 <= now - self._decided < owed:
-            self._again(cost)
-        elif now >= self._until and self.mode != "threads":
-            self._keep *= 2
-            self._try("threads")
-
-    def processes_ready(self) -> None:
-        """The worker processes are up."""
-        if self._phase == "waiting" and self.wants_processes:
-            self._repeated = False
-            self._try("processes")
-
-    def no_processes(self, why: str) -> None:
-        """Worker processes cannot be had for these functions."""
-        self.processes = self.wants_processes = False
-        if self._phase == "waiting" or self.mode == "processes":
-            self.rates.pop("processes", None)
-            self._settle(None, self._settled_cost, why)
-
-    def _rate(self, now: float) -> None:
-        """Note how fast the present mode is, over the time since it began."""
-        if self._since is not None and now - self._since > 0 and self._delivered:
-            self.rates[self.mode] = self._delivered / (now - self._since)
-
-    def _try(self, mode: str) -> None:
-        self.mode, self._phase, self.why = mode, "trial", f"{mode} are tried"
-        self._since, self._chunks, self._delivered = None, 0, 0
-        self._began, self._told = None, (0, 0.0)
-
-    @property
-    def dear(self) -> bool:
-        """Whether a trial is under way in which each item costs so much that none should wait behind another."""
-        return self._phase == "trial" and self._settled_cost * self.workers >= LONG
-
-    def _hopeless(self, now: float) -> float | None:
-        """The speed of a long trial that cannot win by what it has told so far; None while it can."""
-        items, spent = self._told
-        if self._began is None or now - self._began < LONG or not items or spent <= 0:
-            return None
-        speed = self.workers * items / spent
-        if self.mode == "threads":
-            needed = max(BETTER * self.rates["inline"], self.rates.get("processes", 0.0) / BETTER)
-        else:
-            needed = BETTER * max(self.rates["inline"], self.rates.get("threads", 0.0) / BETTER)
-        return speed if speed * (CLEAR if self._since is None else 1.0) < needed else None
-
-    def _look(self, now: float, cost: float) -> None:
-        self._rate(now)
-        if cost < WORTH:
-            self.why = "items cost too little for others to help"
-        elif self._spent >= EARLY and "inline" in self.rates:
-            self._settled_cost = cost
-            self._try("threads")
-
-    def _judge(self, now: float, cost: float) -> None:
-        early = self._hopeless(now)
-        over = self._since is not None and now - self._since >= TRIAL[self.mode] and self._chunks >= 2 * self.workers
-        if not over and early is None:
+        if self._unlike < UNLIKE and now < self._until:
             return
-        before = self.rates.get("processes", 0.0)
-        if over or early is None:
-            self._rate(now)
+        # Trials of items that cost more now may lose more.
+        then = self._price(self._settled_cost)
+        if not self._trials.allows(now, self._price(cost) / then if then else 1.0):
+            return
+        if self._unlike >= UNLIKE:
+            self._again(cost)
         else:
-            self.rates[self.mode] = early
-        if self._began is not None:
-            self._tried[self.mode] = self._tried.get(self.mode, 0.0) + now - self._began
-        if self.mode == "processes":
-            # What disturbs a trial makes it slower, never faster.
-            rate = self.rates["processes"] = max(before, self.rates.get("processes", 0.0))
-            best = self._best()
-            if not self._repeated and best != "processes" and rate >= CLOSE * self.rates[best]:
-                self._repeated = True
-                self._try("processes")
-                self.why = "processes lost by little and are tried once more"
-                return
-        ideal = self.workers * self.rates["inline"]
-        known = "processes" in self.rates
-        if self.mode == "threads" and self.rates["threads"] < GOOD * ideal and self.processes and not known:
-            # A trial is short, and the machine may have been busy: they go on, and are measured, while others start.
-            harmless = self.rates["threads"] >= HARMLESS * self.rates["inline"]
-            self.mode = "threads" if harmless else "inline"
-            self._phase, self._since, self._chunks, self._delivered = "waiting", None, 0, 0
-            self.why = "processes may help; there is not enough work yet to start them"
-            self._start_processes(cost)
-        else:
-            self._settle(now, cost)
+            self._keep *= 2
+            self._kept, self._met, self._busy = self.mode, {self.mode}, 1.0
+            self._go_on(now, cost)
 
-    def _start_processes(self, cost: float) -> None:
-        if not self.wants_processes and (self._spent >= STARTING or (self.left or 0) * cost >= 2 * STARTING):
-            self.wants_processes = True
-            self.why = "processes are being started"
-
-    def _best(self) -> str:
-        """The mode that what was measured speaks for."""
-        best = "inline"
-        for mode in ("threads", "processes"):
-            if self.rates.get(mode, 0.0) >= BETTER * self.rates.get(best, 0.0):
-                best = mode
-        return best
-
-    def _settle(self, now: float | None, cost: float, why: str | None = None) -> None:
-        best = self._best()
-        ratios = ", ".join(f"{mode} {rate:,.0f}" for mode, rate in self.rates.items())
-        self.why = f"the best of what was measured, in items a second: {ratios}" + (f"; {why}" if why else "")
-        self._settled_cost, self._unlike = cost if best == self.mode else 0.0, 0
-        self.mode, self._phase = best, "settled"
-        lost = (
-            spent * (1 - self.rates[mode] / self.rates[best])
-            for mode, spent in self._tried.items()
-            if mode in self.rates
-        )
-        self._owed = sum(max(0.0, seconds) for seconds in lost) / SHARE if best in self.rates else 0.0
-        self._tried.clear()
-        self._decided = 0.0 if now is None else now
-        self._until = math.inf if now is None else now + max(self._keep, self._owed)
-        self._since, self._chunks, self._delivered = None, 0, 0
-        self.wants_processes = self.wants_processes and best == "processes"
+    def _price(self, cost: float) -> float:
+        """Seconds that a period takes at most, for items of this cost; none where there is no trial of such items."""
+        return max(TRIAL["processes"], 2 * self.workers * cost) if cost >= WORTH else 0.0
 
     def _again(self, cost: float) -> None:
         self.why = f"the cost of an item changed from {duration_text(self._settled_cost)} to {duration_text(cost)}"
-        self.mode, self._phase, self._settled_cost = "inline", "inline", 0.0
-        self._spent, self._since, self._chunks, self._delivered = 0.0, None, 0, 0
+        self._enter(self._now, "inline")
+        self._phase, self._decided, self._settled_cost, self._spent = "inline", None, 0.0, 0.0
         self.rates.clear()
         self._unlike = 0
-        self.wants_processes = False
+
+
+def _gain(incumbent: str, challenger: str) -> float:
+    """By how much a challenger must be faster than the one that is kept; below 0, how much slower it may be."""
+    simpler = SIMPLEST.index(challenger) < SIMPLEST.index(incumbent)
+    return (NEAR if simpler else BETTER) - 1.0

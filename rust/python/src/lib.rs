@@ -30,6 +30,7 @@ mod plan;
 mod registry;
 mod store;
 mod tokenize;
+mod trial;
 
 /// Native half of penstock. Import `penstock`, not this module.
 #[pyo3::pymodule]
@@ -77,6 +78,8 @@ mod _native {
     use crate::registry::{Registry, claim_of, key_of};
     #[pymodule_export]
     use crate::tokenize::tokenize;
+    #[pymodule_export]
+    use crate::trial::{Allowance, Trial};
     use pyo3::prelude::*;
 
     #[pymodule_init]

@@ -10,8 +10,9 @@
 //! fell short of the faster one by. While every trial waits for its [`Allowance`], what all have lost up to the beginning of one is at most
 //! the share of the time until then, and one trial more at any other moment.
 //!
-//! Users: the bounds of a scope (`bounded::controller`), the scheduler that chooses among others (`ordered::schedule::adaptive`), and whether
-//! a pipeline is worth its workers (`ordered::pipeline`).
+//! Users: the bounds of a scope (`bounded::controller`), the scheduler that chooses among others (`ordered::schedule::adaptive`), whether a
+//! pipeline is worth its workers (`ordered::pipeline`), and, by the classes of `rust/python/src/trial.rs`, where an ordered run in Python
+//! calls its functions (`penstock.ordered._policy`).
 
 mod allowance;
 
