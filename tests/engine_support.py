@@ -17,7 +17,11 @@ import pyarrow as pa
 
 import penstock as pk
 from penstock._schema import spark_types, to_ddl
+from penstock.spark._engine.record import Recorder
 from penstock.spark._session.collect import to_table
+
+# Users get the figures that there are after two seconds. A test that compares them waits for those of all members.
+Recorder.refresh.__defaults__ = Recorder.loads.__defaults__ = (60.0,)
 
 #: Counts and sums per key, given out at the end of each epoch for the keys that changed.
 COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))
@@ -210,6 +214,48 @@ class Gate:
                 return load, ()
 
         return Heavy()
+
+
+class Portions:
+    """A function of blocks that takes so many in each process as the test allows, and waits for the next ones."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.allowed = folder / "portions", 0
+
+    def begin(self) -> None:
+        self.folder.mkdir()
+        self.allow(0)
+
+    def allow(self, more: int) -> None:
+        """Let pass so many more in each."""
+        self.allowed += more
+        (self.folder / f"allow-{self.allowed:05d}").touch()
+
+    def taken(self) -> bool:
+        """Whether somebody has taken what is allowed, and waits."""
+        return any(self.folder.glob(f"waits-{self.allowed:05d}-*"))
+
+    def end(self) -> None:
+        """Let all pass."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "end").touch()
+
+    def function(self) -> Any:
+        folder, count = str(self.folder), [0]
+
+        def takes(batch: pa.RecordBatch) -> pa.RecordBatch:
+            if not os.path.exists(folder):
+                return batch
+            count[0] += 1
+            while not os.path.exists(f"{folder}/end"):
+                allowed = max(name for name in os.listdir(folder) if name.startswith("allow-")).partition("-")[2]
+                if count[0] <= int(allowed):
+                    break
+                open(f"{folder}/waits-{allowed}-{os.getpid()}", "w").close()
+                time.sleep(0.02)
+            return batch
+
+        return takes
 
 
 def refuses(address: str) -> bool:

@@ -49,7 +49,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def read(address: str) -> Samples:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         kinds, samples = parse(answer.read().decode())
     assert set(kinds) <= set(FAMILIES)
     assert all(FAMILIES[name].kind == kind for name, kind in kinds.items())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pyarrow as pa
@@ -152,9 +154,12 @@ def test_moves_behind_a_hot_key_that_wanders_rest_between_and_end_where_it_stays
 @pytest.mark.parametrize("by", ["busy", "rows"])
 def test_a_key_that_costs_ten_times_what_others_do_counts_as_that(by: str) -> None:
     skews: list[float] = []
+    took: dict[int, list[float]] = {}
 
     def dear(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
-        time.sleep(0.08 if k == 0 else 0.008)
+        began = time.perf_counter()
+        time.sleep(0.16 if k == 0 else 0.016)
+        took.setdefault(k, []).append(time.perf_counter() - began)
         total = (total or 0) + 1
         return total, (k, total)
 
@@ -167,15 +172,17 @@ def test_a_key_that_costs_ten_times_what_others_do_counts_as_that(by: str) -> No
         # Where the machine stands still within a sleep, a key looks dear for some epochs, and is put right behind them.
         for epoch in range(1, 61):
             yield from driven.epoch(dict.fromkeys(there, 1))
-            skews.append(driven.skew(costs))
+            # What a wake-up takes is added to all of them, and on a busy machine is nearly as much as what they sleep.
+            skews.append(driven.skew({key: median(times) for key, times in took.items()}))
             if epoch >= 12 and (by == "rows" or (skews[-1] <= 1.09 and driven.balance.looks[-1].why == "even")):
                 break
         busy = {row["bin"]: row["busy_s"] for row in driven.session.loads().to_pylist()}
         # It slept that long at least.
-        assert busy[hashes([0])[0] >> 56] >= driven.epochs * 0.08
+        assert busy[hashes([0])[0] >> 56] >= driven.epochs * 0.16
 
     flow = pk.Flow("k bigint").key_by("k").stateful_map(dear, schema="k bigint, n bigint")
-    driven = ran(flow, feed, bits=8, by=by, trigger=1.1, tolerance=1.05)
+    # Below the trigger nothing moves: it is nearer than what is looked for.
+    driven = ran(flow, feed, bits=8, by=by, trigger=1.07, tolerance=1.05)
     assert {look.by for look in driven.balance.looks} == {by}
     if by == "rows":
         assert driven.acts() == [], "by rows it is even"
@@ -248,9 +255,10 @@ def skewed(workers: int, by: int = 4) -> dict[int, int]:
     return {key: 8 * by if (value >> 56) % workers == 0 else 8 for key, value in zip(keys, hashes(keys), strict=True)}
 
 
-def fed(rows: Mapping[int, int], done: threading.Event, came: Counter[int], most: int = 2_000) -> Iterator[Any]:
-    """The same again and again, until it is done."""
-    while not done.is_set() and sum(came.values()) < most * sum(rows.values()):
+def fed(rows: Mapping[int, int], done: threading.Event, came: Counter[int]) -> Iterator[Any]:
+    """The same again and again, until it is done or nobody would wait any longer."""
+    until = time.monotonic() + 90
+    while not done.is_set() and time.monotonic() < until:
         came.update(rows)
         yield batch(rows)
 
@@ -306,8 +314,10 @@ def test_processes_are_evened_out_and_their_number_follows_the_load() -> None:
             if len(set(run.stats().column("pid").to_pylist())) == 3:
                 done.set()
     assert last == came
-    [grown] = [look for look in balance.looks if look.workers is not None]
+    grown, *after = [look for look in balance.looks if look.workers is not None]
     assert (grown.workers, grown.needed) == (2, 2) and "1 workers become 2: the query keeps" in grown.why
+    # Where this thread gives nothing for long, the run rests, and needs one.
+    assert [look.workers for look in after] == ([1, 2] * len(after))[: len(after)], balance.looks
 
 
 def _slow(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
@@ -343,19 +353,18 @@ def test_processes_that_are_busy_all_the_time_are_never_too_many() -> None:
 
     def source() -> Iterator[pa.RecordBatch]:
         for _ in range(3):
-            yield batch(dict.fromkeys(range(2_000), 1))
+            yield batch(dict.fromkeys(range(4_000), 1))
 
     flow = pk.Flow("k bigint").key_by("k").stateful_map(dear, schema="k bigint, n bigint")
     with flow.run(source(), streaming=True, processes=2) as run:
-        balance = run.autobalance(every="100ms", patience=1, least_rows=10, processes=(1, 2), dry_run=True)
-        assert sum(out.num_rows for out in run) == 6_000
+        # Behind the last batch they are idle, until the run has ended: it takes nine looks to say so.
+        balance = run.autobalance(every="100ms", patience=3, least_rows=10, processes=(1, 2), dry_run=True)
+        assert sum(out.num_rows for out in run) == 12_000
     assert [look for look in balance.looks if look.workers == 1] == []
     assert any("have not come" in look.why or "no batch has ended" in look.why for look in balance.looks)
 
 
 def test_a_process_that_tells_nothing_at_one_look_is_not_taken_for_one_that_did_all_its_work_at_the_next() -> None:
-    done, came = threading.Event(), Counter[int]()
-    rows = dict.fromkeys(range(256), 1)
     with LocalSession(SLOW, 1, streaming=True, processes=2) as session:
         crew = session._crew
         assert crew is not None
@@ -367,27 +376,36 @@ def test_a_process_that_tells_nothing_at_one_look_is_not_taken_for_one_that_did_
                 figures[-1] = withheld[0]
             return figures, moves
 
+        def done(batches: int) -> bool:
+            rows = sum(worker["rows"] for figures in answers()[0] for worker in figures["workers"])
+            ended = min(worker["epochs"] for worker in json.loads(session._native.stats())["workers"])
+            return rows == 2_000 * batches and ended >= batches
+
         crew.stats = stats  # type: ignore[method-assign]
-        host = Balanced(session)
-        balance = Autobalance(host, rules(patience=1, trigger=1.5, least_rows=10), "test")
-        began = time.monotonic()
-        for _ in session.run(fed(rows, done, came)):
-            time.sleep(0.1)
-            looks = len(balance.looks)
-            if looks == 5 and not withheld:
-                withheld.append(answers()[0][-1])
-            elif looks == 8:
-                withheld.clear()
-            balance.look(time.monotonic() - began)
-            if looks >= 14 or time.monotonic() > began + 60:
-                done.set()
-    silent = [look for look in balance.looks if look.why == "figures of 1 of 2 workers have not come"]
-    assert len(silent) >= 2, balance.looks
-    assert not any(look.moves for look in balance.looks), balance.looks
+        # Time is that of the clock: who was put aside for a while was busy as well, but not for nine tenths of all.
+        balance = Autobalance(Balanced(session), rules(patience=1, trigger=1.8, least_rows=10), "test")
+
+        def source() -> Iterator[pa.RecordBatch]:
+            for look in range(12):
+                if look == 5:
+                    withheld.append(answers()[0][-1])
+                elif look == 7:
+                    withheld.clear()
+                yield batch(dict.fromkeys(range(2_000), 1))
+                wait_for(lambda: done(look + 1), what="all of it is done")  # noqa: B023
+                balance.look(float(look))
+
+        assert sum(out.num_rows for out in session.run(source())) == 24_000
+    looks = balance.looks
+    silent = [look.at for look in looks if look.why.endswith(" of 2 workers have not come")]
+    assert {5.0, 6.0} <= set(silent), looks
+    assert any(look.by == "busy" and look.at > 6.0 for look in looks), looks
+    assert not any(look.moves for look in looks), looks
 
 
 def _uneven(total: int | None, k: int) -> tuple[int, tuple[int, int]]:
-    time.sleep(0.004 if k < 0 else 0.0004)
+    # What a wake-up takes is added to both, and is more on a busy machine.
+    time.sleep(0.01 if k < 0 else 0.001)
     total = (total or 0) + 1
     return total, (k, total)
 
@@ -396,7 +414,7 @@ def test_a_bin_that_is_too_hot_for_any_process_is_told_of(caplog: pytest.LogCapt
     """It was to be split at each look, which was dropped without a word."""
     hot = [key for key, value in zip(range(5_000), hashes(range(5_000)), strict=True) if value >> 56 == 7]
     done, came, last = threading.Event(), Counter[int](), dict[int, int]()
-    with COUNTS.run(fed(dict.fromkeys(hot, 8), done, came, 20_000), streaming=True, processes=2) as run:
+    with COUNTS.run(fed(dict.fromkeys(hot, 8), done, came), streaming=True, processes=2) as run:
         balance = run.autobalance(by="rows", every="50ms", patience=1, least_rows=10)
         for out in run:
             last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
@@ -438,8 +456,8 @@ def test_bins_move_between_processes_by_what_they_cost() -> None:
     with LocalSession(flow, 1, streaming=True, processes=2) as session:
         driven = Driven(session)
         [first, second] = sorted(session.owners()[0][:: 1 << 7])
-        balance = session.autobalance(every="500ms", patience=2, tolerance=1.05, least_rows=10)
-        for out in session.run(fed(dict.fromkeys(cost, 1), done, came, 400)):
+        balance = session.autobalance(every="500ms", trigger=1.3, patience=2, tolerance=1.05, least_rows=10)
+        for out in session.run(fed(dict.fromkeys(cost, 1), done, came)):
             last.update(zip(out.column("k").to_pylist(), out.column("n").to_pylist(), strict=True))
             moved = [at for at, look in enumerate(balance.looks) if look.moves]
             if moved and len(balance.looks) > moved[0] + 4 and not done.is_set():
@@ -449,7 +467,7 @@ def test_bins_move_between_processes_by_what_they_cost() -> None:
                 done.set()
     assert last == came
     acted = [look for look in balance.looks if look.moves]
-    assert 1 <= len(acted) <= 2 and acted[0].skew > 1.5 and acted[0].by == "busy", balance.looks
+    assert 1 <= len(acted) <= 2 and acted[0].skew > 1.3 and acted[0].by == "busy", balance.looks
     # Short sleeps take longer than they say.
     assert skews and skews[0] <= 1.25, balance.looks
 

@@ -825,7 +825,7 @@ def test_a_function_of_keys_that_takes_too_long_ends_the_run(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_the_end_of_a_key_that_takes_too_long_ends_the_run(mode: str) -> None:
     pipeline = ordered.Pipeline([ordered.partitioned(add, key=lambda x: 0, initial=0, finish=spin_at_end)])
-    found, late = until_late(pipeline.run(iter([1, 2]), mode=mode, workers=2, timeout=1))
+    found, late = until_late(pipeline.run(iter([1, 2]), mode=mode, workers=2, timeout=4))
     assert found == [1, 3][: len(found)] and late.step.endswith("partitioned add")
     assert "the end of the input" in str(late) and late.last is None and "-1" not in str(late)
 
@@ -836,7 +836,7 @@ def test_what_is_behind_the_end_of_keys_and_takes_too_long_is_named(mode: str) -
     flow = pk.Flow("k bigint").map_batches(lambda b: spin(b.num_rows) and b)
     counts = ordered.flow(flow.key_by("k").agg(n=pk.count(), emit="final"))
     batch = ordered.map(lambda n: pa.record_batch({"k": [0] * n}))
-    run = ordered.Pipeline([keyed, batch, counts]).run([1], mode=mode, workers=2, timeout=1, chunk=8)
+    run = ordered.Pipeline([keyed, batch, counts]).run([1], mode=mode, workers=2, timeout=4, chunk=8)
     found, late = until_late(run)
     assert (
         found == [] and "for items from 0 to the end of the input" in str(late) and (late.item, late.last) == (0, None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock._coroutines import require_done, require_plain
+from penstock._coroutines import require_called, require_done, require_plain
 from penstock.errors import ConfigError
 
 __all__ = ["Apart", "Kinds", "hand", "of_kind", "require", "say_dropped"]
@@ -65,6 +65,7 @@ def require(late: Any, sides: Any, kinds: Kinds, takes: str, names: str) -> None
     """
     if callable(late):
         require_plain(late, "late", takes=names)
+        require_called(late, "late", names)
     elif late is not None:
         none = "none: no step of it has late rows"
         _require(
@@ -102,6 +103,7 @@ def _require(given: Any, what: str, kinds: Sequence[str], wanted: str, none: str
         if not callable(sink):
             raise ConfigError(f"{what}={{{name!r}: {sink!r}}}: it must be a function of {takes}")
         require_plain(sink, of_kind(what, given, name), takes=names)
+        require_called(sink, of_kind(what, given, name), names)
 
 
 def hand(taker: Taker, rows: pa.RecordBatch, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Functions that give coroutines, which nobody here awaits: refused where they are given, or at the first one."""
+"""Functions that give coroutines, which nobody here awaits: refused where they are given, or at the first one. So are
+those that cannot be called with what they would be given."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["require_done", "require_plain", "unawaited"]
+__all__ = ["require_called", "require_done", "require_plain", "unawaited"]
 
 
 def require_plain(f: Any, what: str, how: str = "", takes: str = "x") -> None:
@@ -30,6 +31,35 @@ def require_plain(f: Any, what: str, how: str = "", takes: str = "x") -> None:
             f"{what}: {name} is a coroutine function, and nobody awaits what it returns; give a function that runs it,"
             f" such as lambda {takes}: asyncio.run({name}({takes})){how}"
         )
+
+
+def require_called(f: Any, what: str, takes: str) -> None:
+    """Refuse a function that cannot be called with as many arguments as `takes` names, as far as Python tells.
+
+    Raises
+    ------
+    ConfigError
+        It names the function and what it would be called with.
+
+    Examples
+    --------
+    >>> require_called(lambda df: None, "sink", "df, batch_id")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    penstock.errors.ConfigError: sink: <lambda>(df) cannot be called with (df, batch_id): too many positional ...
+    """
+    try:
+        # A decorator's own: what it wraps may be called with other arguments.
+        signature = inspect.signature(f, follow_wrapped=False)
+    except (ValueError, TypeError):
+        return
+    names = takes.split(", ")
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        name = str(getattr(f, "__qualname__", type(f).__qualname__)).rpartition("<locals>.")[2]
+        raise ConfigError(
+            f"{what}: {name}{signature} cannot be called with ({takes}): {error}; give a function of these"
+        ) from None
 
 
 def require_done(made: Any, what: str) -> None:

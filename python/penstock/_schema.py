@@ -22,7 +22,7 @@ from penstock._layouts import as_lists, relaid
 from penstock._views import plain
 from penstock.errors import SchemaError
 
-__all__ = ["conform", "parse_ddl", "spark_types", "to_arrow", "to_ddl"]
+__all__ = ["conform", "in_utc", "parse_ddl", "spark_types", "to_arrow", "to_ddl"]
 
 _SIMPLE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -282,6 +282,37 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with its instants in UTC, also those that are nested: Spark's batches name the session's zone.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> in_utc(pa.record_batch({"ts": pa.array([0], pa.timestamp("us", "GMT+8"))})).schema.field("ts").type
+    TimestampType(timestamp[us, tz=UTC])
+    """
+    fields = [field.with_type(_utc(field.type)).with_nullable(True) for field in batch.schema]
+    if all(one.type.equals(other.type) for one, other in zip(fields, batch.schema, strict=True)):
+        return batch
+    return conform(batch, pa.schema(fields))
+
+
+def _utc(kind: pa.DataType) -> pa.DataType:
+    is_type = pa.types
+    if is_type.is_timestamp(kind):
+        return kind if kind.tz is None else pa.timestamp(kind.unit, "UTC")
+    if is_type.is_struct(kind):
+        return pa.struct([field.with_type(_utc(field.type)) for field in kind])
+    if is_type.is_map(kind):
+        parts = (field.with_type(_utc(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(*parts, kind.keys_sorted)
+    if is_type.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_utc(kind.value_type)))
+    if is_type.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_utc(kind.value_type)))
+    return kind
+
+
 #: Columns of schemas that were asked for lately, by the identity of the schema, which stays while it is here.
 _STRICT: dict[int, tuple[pa.Schema, list[int]]] = {}
 
@@ -300,9 +331,16 @@ def _strict_columns(schema: pa.Schema) -> list[int]:
 def _refuse_nulls(column: pa.Array, field: pa.Field, what: str) -> None:
     """Where its schema says that there are none: pyarrow makes such columns, and a cast does not look either."""
     if not field.nullable and column.null_count:
-        raise SchemaError(f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL")
+        row = pc.index(column.is_null(), pa.scalar(True)).as_py()
+        raise SchemaError(
+            f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL: row {row} of a batch"
+        )
     if pa.types.is_nested(field.type) and (inside := _null_inside(column)) is not None:
-        raise SchemaError(f"{what} column {field.name!r} has a null in its {inside}, which its schema calls NOT NULL")
+        row = next(row for row in range(len(column)) if _null_inside(column.slice(row, 1)) is not None)
+        raise SchemaError(
+            f"{what} column {field.name!r} has a null in its {inside}, which its schema calls NOT NULL: row {row} of a"
+            " batch"
+        )
 
 
 def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
@@ -506,7 +544,11 @@ def _json_fields(fields: list[dict[str, Any]], name: str) -> list[pa.Field]:
 
 def _json_type(value: Any, column: str, name: str) -> pa.DataType:
     if isinstance(value, str):
-        return _Ddl(value, name).only_type(column)
+        try:
+            return _Ddl(value, name).only_type(column)
+        except SchemaError:
+            # Nobody has written it: Spark has types that are none here.
+            raise _no_type(value, column, name) from None
     kind = value.get("type")
     if kind == "array":
         element = _json_type(value["elementType"], column, name)
@@ -517,7 +559,14 @@ def _json_type(value: Any, column: str, name: str) -> pa.DataType:
         return pa.map_(pa.field("key", key, False), pa.field("value", item, bool(value["valueContainsNull"])))
     if kind == "struct":
         return pa.struct(_json_fields(value["fields"], name))
-    raise SchemaError(f"{name} column {column!r} has the type {kind!r}, which Arrow cannot hold; cast it before")
+    raise _no_type(kind, column, name)
+
+
+def _no_type(kind: Any, column: str, name: str) -> SchemaError:
+    return SchemaError(
+        f"{name} column {column!r} has the type {kind!r}, which Arrow cannot hold as it is used here; cast it before,"
+        " or leave it out"
+    )
 
 
 def _ddl_field(field: pa.Field, separator: str) -> str:

@@ -35,7 +35,8 @@ class Side:
 
     def __init__(self, name: str, rows: Any) -> None:
         self.name = name
-        self.rows = rows
+        #: A list as it is now: who gave it may go on with it.
+        self.rows = rows.copy() if type(rows) is list else rows
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Side:
@@ -135,17 +136,18 @@ def number_of(declared: Declared, name: Any) -> int:
 
 
 def apart(
-    made: list[Any], declared: Declared, refuse: Callable[[str], BaseException]
+    made: list[Any], declared: Declared, refuse: Callable[[str, int], BaseException]
 ) -> tuple[list[Any], list[tuple[int, list[Any]]]]:
     """The rows of what a function of rows gave, and those of each side output, by its number.
 
-    Raises what `refuse` makes of a reason where the step does not declare a name, or there are no rows.
+    Raises what `refuse` makes of a reason, and of the place in `made`, where the step does not declare a name, or there
+    are no rows.
     """
     found: dict[int, list[Any]] = {}
     rows = [one for one in made if type(one) is not Side]
     if len(rows) == len(made):
         return rows, []
-    for one in made:
+    for place, one in enumerate(made):
         if type(one) is not Side:
             continue
         if isinstance(one.rows, tuple):
@@ -153,10 +155,10 @@ def apart(
         elif type(one.rows) is list:
             more = one.rows
         else:
-            raise refuse(f"{one!r}: give a tuple (one row) or a list of tuples")
+            raise refuse(f"{one!r}: give a tuple (one row) or a list of tuples", place)
         try:
             number = number_of(declared, one.name)
         except TypeError as error:
-            raise refuse(str(error)) from None
+            raise refuse(str(error), place) from None
         found.setdefault(number, []).extend(more)
     return rows, list(found.items())

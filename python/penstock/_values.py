@@ -51,7 +51,8 @@ class Values:
         if state is None:
             fields.append(pa.field(value, pa.string()))
         else:
-            self._state = pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state)))))
+            kept = pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(state)))))
+            self._state = _without_zones(kept)
             fields += [pa.field(value, self._state), pa.field(timeout, pa.int64())]
         fields += [pa.field(size, pa.int64()), pa.field(readable, pa.bool_()), pa.field(problem, pa.string())]
         self.schema = pa.schema(fields)
@@ -103,6 +104,23 @@ class Values:
         except Exception as error:
             problems.append(f"its value cannot be read: {_told(error)}")
         return [*key, *value, len(body), not problems, "; ".join(problems) or None]
+
+
+def _without_zones(kind: pa.DataType) -> pa.DataType:
+    """The type of what a function keeps for values of a type: times are readings of its zone's clock."""
+    import pyarrow as pa
+
+    is_type = pa.types
+    if is_type.is_timestamp(kind):
+        return pa.timestamp(kind.unit)
+    if is_type.is_struct(kind):
+        return pa.struct([field.with_type(_without_zones(field.type)) for field in kind])
+    if is_type.is_map(kind):
+        parts = (field.with_type(_without_zones(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(*parts, kind.keys_sorted)
+    if is_type.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_zones(kind.value_type)))
+    return kind
 
 
 def _told(error: Exception) -> str:

@@ -1,26 +1,38 @@
-"""Values that pyarrow changes without a word: numbers that may have a fraction, for types that have whole ones, and
-truth values for types that have numbers.
+"""Values that pyarrow changes without a word: numbers that may have a fraction, for types that have whole ones; truth
+values for types that have numbers; numbers for types that have times; and times with a zone for types without, or the
+other way around.
 
-Used wherever values of Python become Arrow: rows of `penstock.ordered`, and what is nested in rows that steps of a flow
-put out.
+Used wherever values of Python become Arrow: rows of `penstock.ordered`, and rows that steps of a flow put out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import datetime
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 from itertools import chain
 from numbers import Integral, Number
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["first_cut", "look_into"]
+__all__ = ["FRACTION", "first_cut", "look_into"]
 
-#: Whether values of a type are among these that it would change.
-_Look: TypeAlias = Callable[[Iterable[Any]], bool]
+#: What goes on behind "which" about the first of some values that a type would change; None where it changes none.
+_Look: TypeAlias = Callable[[Collection[Any]], "str | None"]
 #: The values of one kind within a nested value.
 _Part: TypeAlias = Callable[[Any], Iterable[Any]]
+
+#: What is wrong with a number.
+FRACTION: Final = "has a number that may have a fraction, or True or False for a number"
+_NO_ZONE: Final = (
+    "has no zone: give one, such as datetime(..., tzinfo=timezone.utc), or declare the column timestamp_ntz"
+)
+_ZONE: Final = (
+    "has a zone, which a timestamp_ntz has not: give it without, as by .replace(tzinfo=None), or declare the column"
+    " timestamp"
+)
+_NO_TIME: Final = "has NaT, which is none: give None"
 
 
 @lru_cache(64)
@@ -28,34 +40,39 @@ def _known(kind: pa.DataType) -> _Look | None:
     return look_into(kind)
 
 
-def first_cut(kind: pa.DataType, values: list[Any]) -> int | None:
-    """The place of the first value that a column of a type would change.
+def first_cut(kind: pa.DataType, values: list[Any]) -> tuple[int, str] | None:
+    """The place of the first value that a column of a type would change, and what goes on behind "which" about it.
 
     Examples
     --------
-    >>> first_cut(pa.list_(pa.int64()), [[1], None, [2, 0.5]]), first_cut(pa.list_(pa.float64()), [[0.5]])
+    >>> first_cut(pa.list_(pa.int64()), [[1], None, [2, 0.5]])[0], first_cut(pa.list_(pa.float64()), [[0.5]])
     (2, None)
-    >>> first_cut(pa.list_(pa.float64()), [[0.5], [True]])
+    >>> first_cut(pa.list_(pa.float64()), [[0.5], [True]])[0]
     1
+    >>> first_cut(pa.date32(), [datetime.date(2026, 1, 1), 20454])
+    (1, 'has a number for a date: give a datetime.date')
     """
     look = _known(kind)
-    if look is None or not look(values):
+    if look is None or look(values) is None:
         return None
-    return next(place for place, value in enumerate(values) if look([value]))
+    told = ((place, look([value])) for place, value in enumerate(values))
+    return next((place, reason) for place, reason in told if reason is not None)
 
 
 def look_into(kind: pa.DataType) -> _Look | None:
-    """What finds values that pyarrow changes without a word where it makes this type of them.
+    """What finds values that pyarrow changes without a word where it makes this type of them, and says what they have.
 
     None for a type where it changes none.
     """
     is_type = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return look_into(kind.storage_type)
-    if is_type.is_integer(kind) or is_type.is_temporal(kind):
-        return _has_fractions
+    if is_type.is_integer(kind):
+        return _fractions
+    if is_type.is_temporal(kind):
+        return _times(kind)
     if is_type.is_floating(kind):
-        return _has_truths
+        return _truths
     if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
         return look_into(kind.value_type)
     if is_type.is_map(kind):
@@ -69,25 +86,68 @@ def look_into(kind: pa.DataType) -> _Look | None:
     else:
         return None
     looks = [(part, look) for part, inner in parts if (look := look_into(inner)) is not None]
-    return partial(_has_fractions_inside, looks) if looks else None
+    return partial(_inside, looks) if looks else None
 
 
-def _has_fractions(values: Iterable[Any]) -> bool:
+def _fractions(values: Collection[Any]) -> str | None:
     kinds = set(map(type, values))
-    return any((issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) for kind in kinds)
+    cut = any((issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) for kind in kinds)
+    return FRACTION if cut else None
 
 
-def _has_truths(values: Iterable[Any]) -> bool:
-    return any(map(_is_truth, set(map(type, values))))
+def _truths(values: Collection[Any]) -> str | None:
+    return FRACTION if any(map(_is_truth, set(map(type, values)))) else None
 
 
 def _is_truth(kind: type) -> bool:
     return kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"))
 
 
-def _has_fractions_inside(looks: list[tuple[_Part, _Look]], values: Iterable[Any]) -> bool:
+def _times(kind: pa.DataType) -> _Look:
+    """What looks for values that are none of this type of times."""
+    is_type = pa.types
+    wanted = "an interval: give a datetime.timedelta"
+    if is_type.is_timestamp(kind):
+        wanted = "a timestamp: give a datetime"
+    elif is_type.is_date(kind):
+        wanted = "a date: give a datetime.date"
+    elif is_type.is_time(kind):
+        wanted = "a time: give a datetime.time"
+    number = f"has a number for {wanted}"
+    dated = is_type.is_timestamp(kind) or is_type.is_date(kind)
+    zoned = is_type.is_timestamp(kind) and kind.tz is not None
+    naive = is_type.is_timestamp(kind) and kind.tz is None
+
+    def look(values: Collection[Any]) -> str | None:
+        kinds = set(map(type, values))
+        if any(map(_is_number, kinds)):
+            return number
+        stamps = dated and [each for each in kinds if issubclass(each, datetime.datetime)]
+        if not stamps:
+            return None
+        if any(each.__name__ == "NaTType" for each in stamps):
+            return _NO_TIME
+        found = values if kinds == {datetime.datetime} else [one for one in values if type(one) in stamps]
+        if zoned and any(one.tzinfo is None for one in found):
+            return _NO_ZONE
+        if naive and any(one.tzinfo is not None for one in found):
+            return _ZONE
+        return None
+
+    return look
+
+
+def _is_number(kind: type) -> bool:
+    # A timedelta64 of numpy counts as an integer there.
+    return _is_truth(kind) or (issubclass(kind, Number) and kind.__name__ != "timedelta64")
+
+
+def _inside(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
     there = [value for value in values if hasattr(value, "__iter__")]  # what is not is a null
-    return any(look(chain.from_iterable(map(part, there))) for part, look in looks)
+    for part, look in looks:
+        if (reason := look(list(chain.from_iterable(map(part, there))))) is not None:
+            return reason
+    return None
 
 
 def _of_map(place: int, value: Any) -> Iterable[Any]:

@@ -85,7 +85,8 @@ def read(
         a Python function: ``value`` (text of a ``stateful_map``'s state, where that has timers or expires of a tuple:
         the state, when it was last used, timers; a struct of a group's, and ``timeout_ms``), ``bytes`` of its pickle,
         ``readable``, and ``problem``, which names what could not be read and why. A text that is far longer than the
-        pickle, since the value refers to its parts many times, is cut: ``readable`` is false then.
+        pickle, since the value refers to its parts many times, is cut: ``readable`` is false then. Times in a group's
+        state have no zone: they are what the clock of the function's ``timezone`` said, as the function sees them.
 
     Raises
     ------

@@ -136,7 +136,7 @@ def test_an_executor(engine: pk.Engine, runs: Runs) -> None:
     runs.add(4)
     runs.run(engine, sink=sink)
     is_right(runs)
-    wait_for(lambda: len(engine.members()) == 2, what="a replacement")
+    wait_for(lambda: len(engine.members()) == 2, timeout=120, what="a replacement, with an executor of its own")
     assert killed[0] not in {member.executor for member in engine.members()}
 
 

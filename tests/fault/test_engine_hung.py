@@ -31,7 +31,7 @@ def complete(engine: pk.Engine) -> bool:
 def impatient(cluster: Any) -> Iterator[pk.Engine]:
     """Gives silent members up soon. Ends what a test has stopped, whatever happens."""
     stopped: list[int] = []
-    with pk.Engine(cluster, workers=2, name="impatient", member_timeout=8.0) as engine:
+    with pk.Engine(cluster, workers=2, name="impatient", member_timeout=12.0) as engine:
         engine.stopped = stopped  # type: ignore[attr-defined]
         yield engine
         for pid in stopped:

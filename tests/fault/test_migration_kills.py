@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import penstock as pk
 from durable_support import SCHEMA, Runs, kill
-from engine_support import bag, numbers, wait_for, write
+from engine_support import Portions, bag, numbers, wait_for, write
 from penstock.errors import EngineError
 
 pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(240)]
@@ -48,48 +45,6 @@ def is_right(runs: Runs) -> None:
         each = (batch + 1) * ROWS // KEYS
         sums = ((k, each, each * k + KEYS * each * (each - 1) // 2) for k in range(KEYS))
         assert bag(table) == dict.fromkeys(sums, 1), f"batch {batch}"
-
-
-class Portions:
-    """A function of blocks that takes so many in each process as the test allows, and waits for the next ones."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.allowed = folder / "portions", 0
-
-    def begin(self) -> None:
-        self.folder.mkdir()
-        self.allow(0)
-
-    def allow(self, more: int) -> None:
-        """Let pass so many more in each."""
-        self.allowed += more
-        (self.folder / f"allow-{self.allowed:05d}").touch()
-
-    def taken(self) -> bool:
-        """Whether somebody has taken what is allowed, and waits."""
-        return any(self.folder.glob(f"waits-{self.allowed:05d}-*"))
-
-    def end(self) -> None:
-        """Let all pass."""
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "end").touch()
-
-    def function(self) -> Any:
-        folder, count = str(self.folder), [0]
-
-        def takes(batch: pa.RecordBatch) -> pa.RecordBatch:
-            if not os.path.exists(folder):
-                return batch
-            count[0] += 1
-            while not os.path.exists(f"{folder}/end"):
-                allowed = max(name for name in os.listdir(folder) if name.startswith("allow-")).partition("-")[2]
-                if count[0] <= int(allowed):
-                    break
-                open(f"{folder}/waits-{allowed}-{os.getpid()}", "w").close()
-                time.sleep(0.02)
-            return batch
-
-        return takes
 
 
 @pytest.mark.parametrize(("victim", "gap"), [(0, None), (1, None), (0, "drain")])

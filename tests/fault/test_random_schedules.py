@@ -235,9 +235,9 @@ class Schedule:
         df = df.repartition(3)
         for deed in self.take(batch, "call"):
             if deed.what == "rescale":
-                wait_for(lambda deed=deed: self.rescale(deed), what="the slots of an executor are back")
+                wait_for(lambda deed=deed: self.rescale(deed), 120, "the slots of an executor are back")
                 _, rescale = self.rescales[-1]
-                wait_for(lambda rescale=rescale: len(self.engine.members()) >= rescale.workers, what="they have come")
+                wait_for(lambda rescale=rescale: len(self.engine.members()) >= rescale.workers, 120, "they have come")
             else:
                 self.do(deed)
         with contextlib.ExitStack() as beside:
@@ -280,7 +280,7 @@ class Schedule:
                 if self.goes_through():
                     for _, rescale in self.rescales:
                         if not rescale.done:
-                            rescale.wait(60)
+                            rescale.wait(120)
                     rest = to_table(self.engine.finish(self.function.query_id)) if self.workload.finishes else None
                     break
                 self.workers = self.workers % 3 + 1

@@ -395,14 +395,24 @@ def test_moves_of_one_query_that_are_refused_hold_up_no_other_and_no_resize(capl
     assert record.levelname == "WARNING" and "query a does not run" in record.getMessage(), "once"
 
 
+class Clock:
+    """Stands still but where somebody waits, or the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class Endless:
     """Moves that do not end before somebody says so."""
 
-    def __init__(self) -> None:
-        self.cancels, self.ended = 0, False
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.cancels, self.ended = clock, 0, False
 
     def _wait(self, seconds: float) -> bool:
-        time.sleep(0 if self.ended else min(seconds, 0.01))
+        self.clock.now += 0.0 if self.ended else seconds
         return self.ended
 
     def cancel(self) -> None:
@@ -418,7 +428,9 @@ def test_moves_that_do_not_end_are_told_of_and_hold_up_no_other_query_and_no_clo
     """It waited for them for ever, and posted a cancel ten times a second."""
     monkeypatch.setattr("penstock._autobalance._SEEN_S", 0.1)
     monkeypatch.setattr("penstock._autobalance._END_S", 0.5)
-    engine, moves = Two(), Endless()
+    clock = Clock()
+    monkeypatch.setattr("penstock._autobalance.time", clock)
+    engine, moves = Two(), Endless(clock)
     engine.left = moves
     balance = Autobalance(engine, rules(by="rows", patience=1), "t")
     for look in range(5):
@@ -426,7 +438,7 @@ def test_moves_that_do_not_end_are_told_of_and_hold_up_no_other_query_and_no_clo
     of_a, of_b = ([look.why for look in balance.looks if look.query == query] for query in "ab")
     assert of_a == ["skewed", *["moves are under way"] * 3] and of_b == ["even"] * 4
     assert (engine.failures, moves.cancels) == ([], 0)
-    time.sleep(0.5)
+    clock.now += 0.5
     balance.look(5.0)
     balance.look(6.0)
     [told] = engine.failures
@@ -435,9 +447,9 @@ def test_moves_that_do_not_end_are_told_of_and_hold_up_no_other_query_and_no_clo
     balance.look(7.0)
     assert [look.why for look in balance.looks if look.query == "a"][-1] != "moves are under way"
     # Nobody looks any more: one cancel, and no long wait.
-    moves, began = Endless(), time.monotonic()
+    moves, began = Endless(clock), clock.now
     assert see_through(moves, lambda: True) is moves
-    assert moves.cancels == 1 and time.monotonic() < began + 5
+    assert moves.cancels == 1 and clock.now < began + 1
 
 
 def test_workers_that_leave_get_nothing_back() -> None:
@@ -610,13 +622,15 @@ def test_a_query_without_state_is_looked_at() -> None:
     told = SimpleNamespace(generation=3, loads=Loads(), bytes_of=None, workers=2)
     recorder = SimpleNamespace(loads=lambda query: told, refresh=lambda: None, latest=lambda: [row])
     queries = [
-        SimpleNamespace(id=name, name=name, running=name == "plain", workers=2, leaving=[], parts=lambda: None)
+        SimpleNamespace(
+            id=name, name=name, running=name == "plain", workers=2, leaving=[], parts=lambda: None, fed=None
+        )
         for name in ("plain", "over")
     ]
     engine = SimpleNamespace(
         threads=1,
         _recorder=recorder,
-        _commits=SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda: 40.0)),
+        _commits=SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda fed: 40.0)),
         _queries=SimpleNamespace(all=lambda: queries),
     )
     [looked] = Balanced(engine).looked()
@@ -636,11 +650,11 @@ class Asked:
             listen=lambda **_: None, members=lambda: [0, 1], call=self.call, wait=lambda *_, **__: None
         )
         parts = Parts(3, {(bin_, 3): bin_ % 2 for bin_ in range(8)})
-        query = SimpleNamespace(id="q", name="q", running=True, workers=2, leaving=[], parts=lambda: parts)
+        query = SimpleNamespace(id="q", name="q", running=True, workers=2, leaving=[], parts=lambda: parts, fed=None)
         self.query, self.threads, self.workers = query, 1, 2
         self._require_open = lambda: None
         self._recorder = Recorder(hub, "asked", {"q": "q"}.get)  # type: ignore[arg-type]
-        self._commits = SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda: None))
+        self._commits = SimpleNamespace(facts=lambda query: SimpleNamespace(offered=lambda fed: None))
         self._queries = SimpleNamespace(all=lambda: [query], find=lambda name: query)
         self._executor = SimpleNamespace(rescaling=lambda: None)
 
@@ -736,7 +750,7 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
                 looks = balance.looks
                 return any(look.moves for look in looks) and looks[-1].why == "even"
 
-            wait_for(moved, what="bins move unaided, and all is even")
+            wait_for(moved, timeout=120, what="bins move unaided, and all is even")
         assert not balance.looking
         [acted] = [look for look in balance.looks if look.moves]
         assert acted.skew > 1.5 and acted.expected <= 1.2 and acted.why == "skewed"
@@ -760,7 +774,8 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
 @pytest.mark.timeout(180)
 def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cluster: Any) -> None:
     def step(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
-        time.sleep(0.01 if k < 0 else 0.001)
+        # What a wake-up takes is added to both, and is more on a busy machine.
+        time.sleep(0.05 if k < 0 else 0.005)
         total = (total or 0) + 1
         return total, (k, total)
 
@@ -775,26 +790,28 @@ def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cl
             function(frame(cluster, table), batches)
             batches += 1
 
-        run(range(-200, 0))
+        run(range(-20, 0))
         of = workers_of(engine, range(-200, 60))
         # Those that cost ten times as much are all of one worker; by rows it has twice what the other one has at most.
         cost = {key: 10 if key < 0 else 1 for key in of if key >= 0 or of[key] == 0}
         cost = {key: cost[key] for key in [*[key for key in cost if key < 0][:30], *range(60)]}
         assert skew(engine, cost) > 1.6
-        with engine.autobalance(every="500ms", patience=2, tolerance=1.05, least_rows=10) as balance:
+        with engine.autobalance(every="1h", patience=2, tolerance=1.05, least_rows=10) as balance:
 
             def is_even() -> bool:
                 run(list(cost))
+                # Not by the clock: within a batch one worker may have told of its rows, and the other not.
+                balance.look(float(batches))
                 # Short sleeps take longer than they say, the more so beside others: one look may find it less even.
                 return any(look.moves for look in balance.looks) and skew(engine, cost) <= 1.25
 
-            wait_for(is_even, what="bins move by what they cost")
+            wait_for(is_even, timeout=120, what="bins move by what they cost")
         acted = next(look for look in balance.looks if look.moves)
         assert acted.by == "busy" and acted.skew > 1.5
         told = engine.loads()
         assert told.column("busy_s").to_pylist() != [0.0] * 256
         busy = {(row["bin"], row["bits"]): row["busy_s"] for row in told.to_pylist()}
-        assert sum(busy.values()) >= 0.004 * 30 * 2
+        assert sum(busy.values()) >= 0.02 * 30 * 2
         assert engine.rebalance(by="busy", tolerance=1.0).wait(60).bins >= 0
 
 

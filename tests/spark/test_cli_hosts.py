@@ -175,7 +175,7 @@ def test_interrupt_leaves_nothing(site: Path, tmp_path: Path, to_group: bool) ->
     output = tmp_path / "out.parquet"
     given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--output", str(output), "--workers", "2"]
     program = start(tmp_path, *given, "--host", "spark")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while "java" not in living(program.pid):
         assert program.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)

@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +30,7 @@ from engine_support import (
     COUNTS,
     Gate,
     Kept,
+    Portions,
     bag,
     counted,
     frame,
@@ -336,30 +336,35 @@ def test_spark_adds_up_bytes_only_where_rows_may_reach_the_limit(
 
 
 def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
-    brake = tmp_path / "brake"
-
-    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if brake.exists():
-            time.sleep(0.04)
-        return batch
-
-    flow = pk.Flow(SCHEMA).map_batches(slow).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    portions = Portions(tmp_path)
+    flow = pk.Flow(SCHEMA).map_batches(portions.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
     kept = Kept()
     function = engine.foreach_batch(flow, kept, name="moving")
     rows, keys = 400_000, 10_007
     function(numbers(cluster, 0, rows, keys), 0)
     before = engine.owners("moving")[0]
-    brake.touch()
+    portions.begin()
     with in_thread(lambda: function(numbers(cluster, 1, rows, keys), 1)) as result:
 
-        def routed() -> int:
-            return sum(entry["rows"] for entry in engine.stats().to_pylist() if entry["query"] == "moving")
+        def passed() -> set[int]:
+            """Rows that the first worker had routed at each of what it did for bins that move."""
+            log = [entry for entry in engine.moves().to_pylist() if entry["query"] == "moving"]
+            return {entry["routed_rows"] for entry in log if entry["worker"] == 0}
 
-        before_it = routed()
-        wait_for(lambda: routed() > before_it, what="rows are routed")
-        there = engine.migrate(to=[1 - owner for owner in before], strategy="batched", batch_size=8, query="moving")
+        def further() -> bool:
+            portions.allow(1)
+            wait_for(portions.taken, what="the next rows are taken")
+            return len(passed()) > 2
+
+        try:
+            wait_for(portions.taken, what="rows are under way")
+            to = [1 - owner for owner in before]
+            there = engine.migrate(to=to, strategy="batched", batch_size=8, query="moving")
+            wait_for(further, what="rows pass while bins move")
+            assert not there.done
+        finally:
+            portions.end()
         report = there.wait(60)
-        brake.unlink()
         result()
     assert report.bins == 256 and report.bytes > 0 and len(report.steps) == 32
     assert engine.owners("moving")[0] == [1 - owner for owner in before]
@@ -384,10 +389,10 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     assert moved == report.bins
     # Both workers send and receive side by side, more and more at once since no step comes near the limit.
     left = sum(owner != then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
-    report = engine.migrate(to=before, strategy="matched", max_pause="10s", query="moving").wait(60)
+    report = engine.migrate(to=before, strategy="matched", max_pause="1h", query="moving").wait(60)
     assert engine.owners("moving")[0] == before
     assert report.bins == left and 0 < len(report.steps) < left / 4
-    assert [step.bins for step in report.steps][:2] == [2, 4] and 0 < report.longest_pause_s < 60
+    assert [step.bins for step in report.steps][:2] == [2, 4] and report.longest_pause_s > 0
     # Between epochs, one bin at a time, and back to an even spread.
     engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", gap="drain", query="moving").wait(60)
     engine.rebalance(query="moving").wait(60)
@@ -1267,7 +1272,6 @@ def test_what_is_closed_while_it_starts_leaves_nothing(
 def test_closing_leaves_nothing_behind(cluster: Any) -> None:
     """Also with an error on the way out, and with a query that was never finished. Runs last: needs all slots."""
     sc = cluster.sparkContext
-    before = {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")}
     jobs = len(sc.statusTracker().getActiveJobsIds())
     # The shared engine has half of the slots, when it is there.
     engine = pk.Engine(cluster, workers=1 if jobs else 2, name="brief", slice_rows=50, bits=4)
@@ -1283,8 +1287,9 @@ def test_closing_leaves_nothing_behind(cluster: Any) -> None:
         assert not any(refuses(address) for address in addresses)
         assert any(penstock_threads(pid) for pid in pids)
         raise KeyboardInterrupt
-    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")} == before
-    assert all(refuses(address) for address in addresses)
+    # Those of other engines come and go.
+    wait_for(lambda: not [one.name for one in threading.enumerate() if "brief" in one.name], 60, "its threads end")
+    wait_for(lambda: all(refuses(address) for address in addresses), 60, "its ports are closed")
     wait_for(lambda: len(sc.statusTracker().getActiveJobsIds()) == jobs, 60, "the resident jobs have ended")
     for pid in pids:
         wait_for(lambda pid=pid: not penstock_threads(pid), 60, "the members' threads have ended")

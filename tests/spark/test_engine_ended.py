@@ -203,7 +203,7 @@ def test_a_query_that_cannot_come_back_is_dropped(
     engine._ended._changed.set()
     wait_for(lambda: query.id not in engine.queries, what="it is dropped")
     wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
-    assert engine._ended._thread is None
+    wait_for(lambda: engine._ended._thread is None, what="nothing is left to look at")
 
 
 def test_a_query_that_failed_without_a_checkpoint_is_dropped(

@@ -7,9 +7,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from engine_support import numbers, wait_for, write
+import penstock as pk
+from engine_support import COUNTS, numbers, wait_for, write
+from penstock.spark._engine import feeds
 from penstock.spark._engine.progress import StreamFacts
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
@@ -115,3 +118,45 @@ def test_nothing_raises_for_what_is_not_there(spark: Any) -> None:
             raise OSError("connection refused")
 
     assert StreamFacts(Gone(), str(uuid.uuid4())).committed() is None
+
+
+def test_rows_that_are_read_twice_are_offered_once(spark: Any, tmp_path: Path) -> None:
+    """A burst behind small batches: its begin is read for the driver, and all of it by tasks."""
+    rows = 50_000
+    with pk.Engine(spark, workers=1) as engine:
+        for batch in range(3):
+            write(spark, tmp_path / "in", batch, numbers(spark, batch, 10))
+        function = engine.foreach_batch(COUNTS, lambda df, batch_id: None, name="burst")
+        query = started(spark, tmp_path / "in", function, checkpointLocation=str(tmp_path / "check"))
+        try:
+            query.processAllAvailable()
+            write(spark, tmp_path / "in", 3, numbers(spark, 0, rows))
+            query.processAllAvailable()
+            assert engine._commits is not None
+            facts, found = engine._commits.facts(query.id), engine.queries["burst"]
+            last = [told for told in query.recentProgress if told["numInputRows"]][-1]
+            # Spark reads whole blocks of a file.
+            assert last["batchId"] == 3 and rows < last["numInputRows"] < rows + 16_385 + 8_192
+            assert [found.fed(batch) for batch in range(5)] == [10, 10, 10, rows, None]
+            most = last["inputRowsPerSecond"] * rows / last["numInputRows"]
+            assert 0.0 < (facts.offered(found.fed) or 0.0) <= most * 1.000_001
+            assert 0.0 < (facts.offered(lambda batch: 10) or 0.0) <= most * 10 / rows * 1.000_001
+        finally:
+            query.stop()
+
+
+def test_few_rows_are_in_their_order_whichever_partition_came_first(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*values: int) -> pa.RecordBatch:
+        texts = [{"text": str(value)} for value in values]
+        return pa.record_batch({"s": texts, "k": list(values), "place": pa.array(values, pa.int64())})
+
+    monkeypatch.setattr(feeds, "to_batches", lambda df: [rows(7, 8), rows(1, 2, 3), rows(1 << 33)])
+    found = pa.Table.from_batches(feeds.first(spark.range(1)) or [])
+    assert found.column("k").to_pylist() == [1, 2, 3, 7, 8, 1 << 33] and found.column_names == ["s", "k"]
+    assert [row["s"]["text"] for row in found.to_pylist()] == ["1", "2", "3", "7", "8", str(1 << 33)]
+    monkeypatch.undo()
+    [first, *_] = [batch.column(0).to_pylist() for batch in feeds.first(spark.range(0, 1_000, 1, 7)) or []]
+    assert first == list(range(len(first)))
+    assert feeds.first(spark.range(0)) == [] and feeds.first(spark.range(0, 20_000, 1, 2)) is None

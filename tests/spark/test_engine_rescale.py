@@ -90,7 +90,7 @@ def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) 
             try:
                 for workers in (2, 4, 2, 1):
                     before = len(runs.kept.batches)
-                    assert engine.rescale(workers).wait(60) == workers
+                    assert engine.rescale(workers).wait(120) == workers
                     wait_for(lambda more=before: len(runs.kept.batches) > more, what="batches go on")
                     for owners in engine.owners(query.id):
                         shares = Counter(owners)
@@ -179,7 +179,7 @@ def test_a_query_whose_sink_failed_is_no_obstacle(wide: Any, tmp_path: Path, bat
         with pytest.raises(Exception, match="a typo"):
             rested(wide, tmp_path, function)
         for workers in (2, 1, 3, 2):
-            assert engine.rescale(workers).wait(60) == workers and len(engine.members()) == workers
+            assert engine.rescale(workers).wait(120) == workers and len(engine.members()) == workers
         broken = False
         query = rested(wide, tmp_path, function)
         assert state(kept) == counted(batch + 1)
@@ -277,7 +277,7 @@ def test_what_is_refused_changes_nothing(wide: Any) -> None:
             engine.rescale(6)
         assert engine.members() == members and engine.workers == 2
         # Without a query nobody is waited for.
-        assert engine.rescale(3).wait(60) == 3
+        assert engine.rescale(3).wait(120) == 3
         assert len(engine.members()) == 3
         assert engine.rescale(1).wait(60) == 1
         wait_for(lambda: jobs(wide) == 1, what="the slots are free")

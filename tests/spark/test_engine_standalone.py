@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -25,12 +25,6 @@ from penstock.spark._session.java import ensure_java
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 CORES = 3
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -53,16 +47,17 @@ def master(sessions: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             # A group of its own: the script starts a JVM, a worker its executors.
             started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
 
-    port = free_port()
-    url = f"spark://127.0.0.1:{port}"
     try:
-        start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
-        wait_for(lambda: not refuses(f"127.0.0.1:{port}"), what="the master")
+        start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        log = folder / "master.Master-0.log"
+        where = re.compile(r"Starting Spark master at (spark://(127\.0\.0\.1:[0-9]+))\s")
+        url, address = wait_for(lambda: where.search(log.read_text()), timeout=120, what="the master").groups()
+        wait_for(lambda: not refuses(address), what="the master listens")
         for worker in range(2):
             place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--work-dir", str(folder / str(worker)))
             start("worker.Worker", *place, "--cores", str(CORES), "--memory", "1g", url)
         logs = [folder / f"worker.Worker-{number}.log" for number in (1, 2)]
-        wait_for(lambda: all("registered with master" in log.read_text() for log in logs), what="both workers")
+        wait_for(lambda: all("registered with master" in log.read_text() for log in logs), 120, "both workers")
         yield url
     finally:
         sessions.stop()
@@ -81,7 +76,7 @@ def master(sessions: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def two(sessions: Any, master: str) -> Any:
     """A session with an executor on each worker."""
     spark = sessions.get(master, {"spark.decommission.enabled": "true"})
-    wait_for(lambda: len(executors(spark)) == 2, what="an executor on each worker")
+    wait_for(lambda: len(executors(spark)) == 2, timeout=120, what="an executor on each worker")
     return spark
 
 

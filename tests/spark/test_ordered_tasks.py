@@ -162,11 +162,17 @@ def test_a_worker_is_reused_as_new(spark: Any, tmp_path: Path) -> None:
     jobs()
     before = states()
     jobs()
-    after = states()
-    both = before.keys() & after.keys()
-    assert both, "Spark reuses its Python workers"
-    for pid in both:
-        assert after[pid][0] <= before[pid][0] and after[pid][1] <= before[pid][1]
+    after = before
+
+    def none_more() -> bool:
+        nonlocal after
+        after = states()
+        both = before.keys() & after.keys()
+        assert both, "Spark reuses its Python workers"
+        return all(now <= then for pid in both for now, then in zip(after[pid], before[pid], strict=True))
+
+    # A thread that is over may be listed for a moment longer.
+    wait_for(none_more, LIMIT_S, "the threads and files of the second job have gone")
     children = [pid for pid in noted(tmp_path) if pid not in after]
     assert children
     wait_for(lambda: all(map(gone, children)), LIMIT_S, "the end of the worker processes")

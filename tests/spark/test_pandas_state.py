@@ -131,7 +131,7 @@ def test_the_same_function_gives_the_same_rows_as_under_spark(spark: Any, tmp_pa
         def move(number: int) -> None:
             if number == 1:
                 owners = engine.owners()[0]
-                engine.migrate(to=[1 - owner for owner in owners]).wait(30)
+                engine.migrate(to=[1 - owner for owner in owners]).wait(60)
 
         assert drive(spark, tmp_path / "ours", ours, move) == expected
         rest = engine.finish(None).collect()

@@ -226,6 +226,7 @@ def test_epochs_of_the_engine_while_bins_move_and_workers_come_and_go(wide: Any)
     with pk.Engine(wide, workers=2, bits=4) as engine:
         function = engine.foreach_batch(MEET, kept, late=late, name="meet")
         moves: list[Any] = []
+        grown: Any = None
         for number, epoch in enumerate(epochs):
             function(tagged(wide, epoch), number)
             if number == 2:
@@ -233,8 +234,10 @@ def test_epochs_of_the_engine_while_bins_move_and_workers_come_and_go(wide: Any)
             if number in (0, 1):
                 moves.append(engine.migrate(to=[1 - number] * 16, strategy="fluid" if number else "all-at-once"))
             if number in (2, 3):
-                [migration.wait(30) for migration in moves]
-                engine.rescale(5 - number)
+                [migration.wait(60) for migration in moves]
+                if grown is not None:
+                    assert grown.wait(60) == 3
+                grown = engine.rescale(5 - number)
                 if number == 2:
                     wait_for(lambda: len(engine.members()) == 3, what="one more has come")
         rest = to_table(engine.finish("meet"))

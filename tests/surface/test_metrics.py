@@ -91,7 +91,7 @@ def served() -> Iterator[Scrape]:
 
 
 def ask(address: str, path: str = "/metrics", method: str = "GET") -> tuple[http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection(address, timeout=10)
+    connection = http.client.HTTPConnection(address, timeout=60)
     connection.request(method, path)
     response = connection.getresponse()
     return response, response.read()
@@ -142,16 +142,19 @@ def test_a_page_that_cannot_be_made_is_said_and_told_once(
     def text() -> str:
         raise KeyError("S3CRET")
 
+    def told() -> list[logging.LogRecord]:
+        return [line for line in caplog.records if (line.name, line.levelno) == (scrape.__name__, logging.ERROR)]
+
     one = Scrape("127.0.0.1", 0, "test", text)
     try:
         for _ in range(3):
             response, body = ask(one.address)
             assert (response.status, body) == (500, b"the figures cannot be told: KeyError, see the log\n")
-        [record] = [line for line in caplog.records if line.levelno == logging.ERROR]
+        [record] = told()
         assert record.getMessage() == "the page of metrics cannot be made" and record.exc_info
         monkeypatch.setattr(scrape, "_AGAIN_S", 0.0)
         ask(one.address)
-        assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 2
+        assert len(told()) == 2
     finally:
         one.close()
 

@@ -614,8 +614,125 @@ for _ in range(20):
 def test_a_fraction_is_cut_nowhere_and_the_row_is_told(schema: str, good: Any, bad: Any) -> None:
     flow = pk.Flow("k bigint").flat_map(lambda k: [(k, bad if k else good)], f"k bigint, {schema}", rows=True)
     assert flow.collect(ks(0)).num_rows == 1
-    with pytest.raises(errors.UserFunctionError, match=r"may have a fraction, .*in the row \(1, "):
+    with pytest.raises(errors.UserFunctionError, match=r"(may have a fraction|has a number for a).*, in the row \(1, "):
         flow.collect(ks(0, 0, 1))
+
+
+def trail(state: Any, k: int) -> tuple[Any, Any]:
+    state = [] if state is None else state
+    state.append(k)
+    return state, (k, state)
+
+
+def tally(state: Any, k: int) -> tuple[Any, Any]:
+    state = {"n": 0, "seen": []} if state is None else state
+    state["n"] += 1
+    state["seen"].append(k)
+    return state, [(k, state), (k, {"n": state["n"], "seen": state["seen"]})]
+
+
+def table(state: Any, k: int) -> tuple[Any, Any]:
+    state = {} if state is None else state
+    state.setdefault(str(k), []).append(k)
+    return state, (k, state)
+
+
+def buffer(state: Any, k: int) -> tuple[Any, Any]:
+    state = bytearray() if state is None else state
+    state += b"x"
+    return state, (k, [state])
+
+
+def kept(k: int, held: list[Any] = []) -> Any:  # noqa: B006
+    for _ in range(2):
+        held.append(k)
+        del held[:-3]
+        yield (k, held)
+
+
+CHANGING: dict[str, Callable[[pk.Flow], pk.Flow]] = {
+    "array": lambda flow: flow.key_by("k").stateful_map(trail, schema="k bigint, seen array<bigint>"),
+    "struct": lambda flow: flow.key_by("k").stateful_map(
+        tally, schema="k bigint, s struct<n: bigint, seen: array<bigint>>"
+    ),
+    "map": lambda flow: flow.key_by("k").stateful_map(table, schema="k bigint, m map<string, array<bigint>>"),
+    "bytes": lambda flow: flow.key_by("k").stateful_map(buffer, schema="k bigint, b array<binary>"),
+    "ttl": lambda flow: flow.key_by("k").stateful_map(
+        trail, schema="k bigint, seen array<bigint>", ttl="1 hour", ttl_time="processing"
+    ),
+    "at_end": lambda flow: flow.key_by("k").stateful_map(
+        trail, schema="k bigint, seen array<bigint>", at_end=lambda state, k: [(k, state), (k, [*state, 0])]
+    ),
+    "sides": lambda flow: flow.key_by("k").stateful_map(
+        lambda state, k: (trail(state, k)[0], [pk.side("all", (k, state or [])), (k, state)]),
+        schema="k bigint, seen array<bigint>",
+        sides={"all": "k bigint, seen array<bigint>"},
+    ),
+    "flat_map": lambda flow: flow.flat_map(kept, "k bigint, seen array<bigint>", rows=True),
+}
+
+
+@pytest.mark.parametrize("what", CHANGING)
+def test_what_a_step_puts_out_is_as_it_was_then(what: str) -> None:
+    """A list that was put out and changed later showed its later values, up to the next block."""
+    flow = CHANGING[what](pk.Flow("k bigint"))
+    found = []
+    for rows in (1, 1 << 16):
+        beside: list[Any] = []
+        sides = {"all": lambda batch, beside=beside: beside.extend(batch.to_pylist())} if what == "sides" else None
+        kept.__defaults__[0].clear()  # type: ignore[index]
+        table = flow.collect(ks(1, 2, 1, 1, 2), batch_rows=rows, sides=sides)
+        found.append((sorted(map(repr, table.to_pylist())), sorted(map(repr, beside))))
+    assert found[0] == found[1]
+    assert any(found[0])
+
+
+@pytest.mark.parametrize(
+    ("schema", "bad", "says"),
+    [
+        ("a timestamp", datetime.datetime(2026, 1, 1), "no zone"),
+        ("a array<timestamp>", [datetime.datetime(2026, 1, 1)], "no zone"),
+        ("a timestamp_ntz", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), "zone"),
+        ("a timestamp", 1_700_000_000, "a number for a timestamp"),
+        ("a date", 1, "a number for a date"),
+        ("a struct<d: date>", {"d": 1}, "a number for a date"),
+    ],
+)
+def test_a_time_that_could_mean_another_one_is_refused(schema: str, bad: Any, says: str) -> None:
+    """It was taken as UTC, or as microseconds or days since 1970."""
+    flow = pk.Flow("k bigint").flat_map(lambda k: [(bad,)], schema, rows=True)
+    with pytest.raises(errors.UserFunctionError, match=says) as caught:
+        flow.collect(ks(0))
+    assert "{'k': 0}" in str(caught.value)
+
+
+def test_what_does_not_fit_is_told_with_the_row_that_it_came_from() -> None:
+    def step(state: Any, k: int) -> tuple[Any, Any]:
+        return None, [(k,)] * (k % 3) if k != 70 else ("no",)
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(step, schema="n bigint")
+    with pytest.raises(errors.UserFunctionError, match=r"cannot hold what the step put out: 'no'") as caught:
+        flow.collect(ks(*range(100)))
+    assert "row: k=70" in str(caught.value)
+    wide = pk.Flow("k bigint").flat_map(lambda k: [(k, k)] if k == 7 else [(k,)], "n bigint", rows=True)
+    with pytest.raises(errors.UserFunctionError, match="a row of 2 values where its schema has 1 columns") as caught:
+        wide.collect(ks(*range(10)))
+    assert "input: {'k': 7}" in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_other_columns_and_nothing_returned_say_what_to_write() -> None:
+    renamed = pk.Flow("k bigint").map_batches(lambda batch: batch.rename_columns(["n"]))
+    with pytest.raises(errors.UserFunctionError, match=r"schema=.n bigint.") as caught:
+        renamed.collect(ks(1))
+    assert "column" in str(caught.value)
+
+    async def later(state: Any, k: int) -> Any:
+        return state, (k,)
+
+    for step, says in ((lambda state, k: None, "must return \\(state, out\\)"), (later, "coroutine")):
+        with pytest.raises((errors.UserFunctionError, errors.ConfigError), match=says):
+            pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint").collect(ks(1))
 
 
 @pytest.mark.parametrize("truth", [True, np.True_])

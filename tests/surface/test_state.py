@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,11 +50,14 @@ def step(state: Any, command: str, value: int) -> tuple[Any, Any]:
     return state, [(value,), (value + 1,)]
 
 
+ROWS = pa.schema([("v", pa.int64())])
+
+
 class Call(StatefulCall):
     """A call whose step's exceptions come out as they are."""
 
     def __init__(self, step: Any, columns: int, stopped: Any = lambda: False) -> None:
-        super().__init__("step", step, ["key"], [f"c{place}" for place in range(columns)], None, stopped)
+        super().__init__("step", step, ["key"], [f"c{place}" for place in range(columns)], ROWS, stopped)
 
     def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
         return error
@@ -352,7 +356,7 @@ def test_a_block_over_several_bins_equals_one_bin_after_the_other(
         return step(state, *values[-2:])
 
     names = ["key", "command", "value"] if key_is_a_column else ["command", "value"]
-    call = StatefulCall("step", named, ["key"], names, None)
+    call = StatefulCall("step", named, ["key"], names, ROWS)
     bins, twins = [call.new_state() for _ in range(3)], [Naive() for _ in range(3)]
     for block in blocks:
         calm = [row for row in block if row[1] != "boom"]
@@ -397,7 +401,7 @@ def test_a_failed_row_names_its_key_and_leaves_other_bins_alone() -> None:
             raise ValueError("negative")
         return (total or 0) + v, (k, v)
 
-    call = StatefulCall("stateful_map[1] picky", picky, ["k"], ["k", "v"], None)
+    call = StatefulCall("stateful_map[1] picky", picky, ["k"], ["k", "v"], ROWS)
     good, bad, later = call.new_state(), call.new_state(), call.new_state()
     with pytest.raises(UserFunctionError, match=r"(?s)negative.*k=5, v=-1") as caught:
         call.apply([good, bad, later], [1, 2, 1], [2, 5, 5, 9], [[2, 5, 5, 9], [1, 4, -1, 1]])

@@ -19,12 +19,13 @@ import pyarrow as pa
 from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
-from penstock._functions.loop import RETURNS, BrokenOff, returned_more, row_loop
+from penstock._functions.loop import RETURNS, BrokenOff, misreturned, row_loop
+from penstock._functions.owned import Made, Origin, Owner, call_of, flattened, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._functions.state import BinState
 from penstock._functions.timed import TimedCall
-from penstock._sides import Declared, Side, apart, number_of
+from penstock._sides import Declared, Side, number_of
 from penstock.errors import UserFunctionError
 
 __all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
@@ -49,6 +50,7 @@ def bind(
             call["rows"],
             user_error,
             misfit,
+            declare,
             call.get("sides", ()),
         )
     if call["kind"] == "stateful":
@@ -67,7 +69,7 @@ def bind(
             call,
             stopped,
             lambda func, *failure: user_error(call["step"], func, *failure),
-            lambda reason: misfit(call["step"], call["func"], reason),
+            functools.partial(misfit, call["step"], call["func"], keys=call["keys"]),
         )
     if call["kind"] == "aggregate":
         return AggregateCall(
@@ -126,9 +128,9 @@ class MapCall:
             raise TypeError(f"the function returned {len(batches)} batches; it must be one, and sides")
         return batches[0] if batches else self.schema.empty_table().combine_chunks(), beside
 
-    def refused(self, reason: str) -> UserFunctionError:
-        """The error of a result that does not have the declared schema."""
-        return misfit(self.step, self.func, reason)
+    def refused(self, reason: str, given: Any = None) -> UserFunctionError:
+        """The error of a result that does not have the declared schema, but another one."""
+        return misfit(self.step, self.func, reason + declare("map_batches", given, self.schema))
 
 
 class StatefulCall:
@@ -160,6 +162,7 @@ class StatefulCall:
         floating = any(map(pa.types.is_floating, self.key_types))
         self._key = self.columns.index(self.keys[0]) if alone and not floating else None
         self._pace = [1]
+        self._own = Owner(schema, self.sides)
 
     def new_state(self) -> BinState:
         """Empty state of one bin."""
@@ -167,7 +170,7 @@ class StatefulCall:
 
     def apply(
         self, bins: Sequence[BinState], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
-    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
+    ) -> Made | tuple[Made, list[tuple[int, Made]]]:
         """Run the step over the rows of a block, bin after bin, and return the rows that it puts out; of a step with
         side outputs also those for them, by their numbers.
 
@@ -195,30 +198,82 @@ class StatefulCall:
         else:
             rows = zip(keys, *columns, strict=True) if columns else iter(keys)
         journal = any(bin.journal is not None for bin in bins)
-        out: list[Any] = []
-        loop = row_loop(len(columns), self._key, journal, bool(self.sides))
-        loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace)
-        return apart(out, self.sides, self.refused) if self.sides else out
+        out = Made()
+        loop = row_loop(len(columns), self._key, journal, bool(self.sides), not self._own.plain)
+        uneven = loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace, self._own)
+        made = flattened(out) if uneven else out
+        made.whence = functools.partial(self._whence, keys, columns, out if uneven else None)
+        return parted(made, self.sides, self.refused) if self.sides else made
 
-    def refused(self, reason: str) -> UserFunctionError:
+    def _whence(
+        self, keys: Sequence[Any], columns: Sequence[Sequence[Any]], calls: Sequence[Any] | None, place: int
+    ) -> Origin:
+        at = place if calls is None else call_of(calls, place)
+        row = dict(zip(self.columns, (column[at] for column in columns), strict=True))
+        return Origin(self.func, self._parts(keys[at]), row)
+
+    def _parts(self, key: Any) -> tuple[Any, ...]:
+        return (key,) if len(self.keys) == 1 else tuple(key)
+
+    def refused(self, reason: str, rows: Made | None = None, place: int | None = None) -> UserFunctionError:
         """The error of rows that do not fit the declared schema."""
-        return misfit(self.step, self.func, reason)
+        return misfit(self.step, self.func, reason, rows, place, keys=self.keys)
 
     def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
         if not isinstance(error, Exception):
             return error  # KeyboardInterrupt, SystemExit: not the function's fault
-        if returned_more(error):
-            error = TypeError(
-                f"the function returned more than {RETURNS}; a third value, what is to be called later, needs on_timer="
-            )
+        if (told := misreturned(error)) is not None:
+            error = TypeError(told)
         row = dict(zip(self.columns, values, strict=False))
-        return user_error(self.step, self.func, error, row, key if len(self.keys) != 1 else (key,), self.keys)
+        return user_error(self.step, self.func, error, row, self._parts(key), self.keys)
 
 
-def misfit(step: str, func: Callable[..., Any], reason: str) -> UserFunctionError:
-    """The error of results that do not have the declared schema; names where the function is defined."""
-    file, line = locate(func, None)
-    return UserFunctionError(f"{step}: {reason} ({file}:{line})", step=step, file=file, line=line)
+def misfit(
+    step: str,
+    func: Callable[..., Any],
+    reason: str,
+    rows: Any = None,
+    place: int | None = None,
+    *,
+    keys: Sequence[str] = (),
+) -> UserFunctionError:
+    """The error of results that do not have the declared schema; names where the function is defined, and what the row
+    at that place came from where that is known.
+    """
+    whence = None if place is None else getattr(rows, "whence", None)
+    origin = None if whence is None else whence(place)
+    if origin is None:
+        origin = Origin(func)
+    file, line = locate(origin.func, None)
+    return UserFunctionError(
+        f"{step}: {reason} ({file}:{line})" + _input(origin.row, origin.key, keys, origin.note),
+        step=step,
+        file=file,
+        line=line,
+        row=origin.row,
+        key=origin.key[0] if len(origin.key) == 1 else origin.key or None,
+    )
+
+
+def declare(method: str, given: Any, declared: Any) -> str:
+    """What helps whoever gives batches of other columns than a step declares, as a handle on their schema."""
+    if given is None:
+        return ""
+    from penstock._flow.text import to_text
+
+    found = pa.schema(given)
+    if found.names == declared.names and found.types == declared.types:
+        return ""
+    columns = to_text(found)
+    return f"; declare what it gives: .{method}(f, schema={columns if len(columns) <= 300 else '...'!r})"
+
+
+def _input(row: dict[str, Any] | None, key: tuple[Any, ...], keys: Sequence[str], note: str | None) -> str:
+    """What a call was for."""
+    if note is not None:
+        return note
+    shown = dict(zip(keys, key, strict=False)) | (row or {})
+    return "\n  row: " + ", ".join(f"{name}={short(value)}" for name, value in shown.items()) if shown else ""
 
 
 def user_error(
@@ -239,11 +294,7 @@ def user_error(
         return error
     file, line = locate(func, error)
     message = f"{step}: {type(error).__name__}: {_text(error)} ({file}:{line})"
-    shown = dict(zip(keys, key, strict=False)) | (row or {})
-    if note is not None:
-        message += note
-    elif shown:
-        message += "\n  row: " + ", ".join(f"{name}={short(value)}" for name, value in shown.items())
+    message += _input(row, key, keys, note)
     if note is None and row is not None and not _frames(func, error):
         message += f"\n  the step is called as step(state, *values) and returns {returns}"
     return UserFunctionError(

@@ -6,16 +6,21 @@ more is drawn than was asked for, and an iterator that raises is given up; what 
 
 from __future__ import annotations
 
+import bisect
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
+from types import CoroutineType
 from typing import Any
 
 import pyarrow as pa
 
+from penstock._coroutines import unawaited
+from penstock._functions.owned import Made, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
-from penstock._sides import Declared, Side, apart, number_of
+from penstock._sides import Declared, Side, number_of
 from penstock.errors import UserFunctionError
 
 __all__ = ["BatchExpansion", "FlatMapCall", "RowExpansion"]
@@ -44,6 +49,7 @@ class FlatMapCall:
         rows: bool,
         user_error: Callable[..., UserFunctionError],
         misfit: Callable[..., UserFunctionError],
+        declare: Callable[..., str],
         sides: Declared = (),
     ) -> None:
         self.sides = list(sides)
@@ -54,22 +60,28 @@ class FlatMapCall:
         self.rows = rows
         self._user_error = user_error
         self._misfit = misfit
+        self._declare = declare
+        self._own = Owner(schema, self.sides) if rows else None
         self._logged = 0
 
     def begin(self, data: Any, rows: int, skip: bool) -> RowExpansion | BatchExpansion:
         """Begin to expand a block: a list of columns, or a batch; `skip` says whether failures are left out."""
         fail = self._skipped if skip else self._failed
-        if self.rows:
-            inputs = zip(*data, strict=True) if data else iter([()] * rows)
-            return RowExpansion(self.func, self.columns, inputs, rows, fail, self._apart if self.sides else _none_apart)
+        if self._own is not None:
+            part = self._apart if self.sides else _none_apart
+            return RowExpansion(self.func, self.columns, data, rows, fail, part, self._own)
         return BatchExpansion(self.func, pa.record_batch(data), fail, self.sides)
 
-    def _apart(self, made: list[Any]) -> tuple[list[Any], list[tuple[int, list[Any]]]]:
-        return apart(made, self.sides, self.refused)
+    def _apart(self, made: Made) -> tuple[Made, list[tuple[int, Made]]]:
+        return parted(made, self.sides, self.refused)
 
-    def refused(self, reason: str) -> UserFunctionError:
-        """The error of results that do not fit the declared schema."""
-        return self._misfit(self.step, self.func, reason)
+    def refused(self, reason: str, rows: Made | None = None, place: int | None = None) -> UserFunctionError:
+        """The error of rows that do not fit the declared schema."""
+        return self._misfit(self.step, self.func, reason, rows, place)
+
+    def refused_columns(self, reason: str, given: Any = None) -> UserFunctionError:
+        """The error of a batch that does not have the declared schema, but another one."""
+        return self._misfit(self.step, self.func, reason + self._declare("flat_map", given, self.schema))
 
     def _failed(self, error: Exception, row: dict[str, Any] | None, text: str, drawn: int) -> UserFunctionError:
         note = f"\n  input: {text}\n  rows that it had given before: {drawn}"
@@ -90,17 +102,21 @@ class RowExpansion:
         self,
         func: Callable[..., Any],
         columns: Sequence[str],
-        inputs: Iterator[tuple[Any, ...]],
-        left: int,
+        data: Sequence[Sequence[Any]],
+        rows: int,
         fail: _Fail,
-        part: Callable[[list[Any]], tuple[list[Any], list[tuple[int, list[Any]]]]],
+        part: Callable[[Made], tuple[Made, list[tuple[int, Made]]]],
+        own: Owner,
     ) -> None:
         self._part = part
+        self._own = own
         self._func = func
         self._columns = columns
-        self._inputs = inputs
+        self._data = data
+        self._rows = rows
+        self._inputs: Iterator[tuple[Any, ...]] = zip(*data, strict=True) if data else iter([()] * rows)
         #: Inputs that are left, one that has begun included.
-        self.left = left
+        self.left = rows
         self._input: tuple[Any, ...] = ()
         self._live: Iterator[Any] | None = None
         self._drawn = 0
@@ -108,19 +124,31 @@ class RowExpansion:
 
     def draw(self, room: int) -> _Drawn:
         """Up to `room` tuples, those of side outputs included."""
-        made, failure = self._drawn_up_to(room)
+        made = Made()
+        starts: list[int] = []
+        first = self._rows - self.left
+        failure = self._drawn_up_to(room, made, starts)
+        made.whence = partial(self._whence, first, starts)
         rows, beside = self._part(made)
         return rows, self.left, failure, beside
 
-    def _drawn_up_to(self, room: int) -> tuple[list[Any], tuple[str | None, int, BaseException] | None]:
-        made: list[Any] = []
+    def _whence(self, first: int, starts: list[int], place: int) -> Origin:
+        at = first + bisect.bisect_right(starts, place) - 1
+        row = {name: values[at] for name, values in zip(self._columns, self._data, strict=True)}
+        return Origin(self._func, row=row, note=f"\n  input: {short(row, most=200)}")
+
+    def _drawn_up_to(self, room: int, made: Made, starts: list[int]) -> tuple[str | None, int, BaseException] | None:
+        """Fill `made`; where in it each input begins goes to `starts`."""
+        own = None if self._own.plain else self._own
         while self.left and len(made) < room:
             before = len(made)
+            starts.append(before)
             try:
                 if self._live is None:
                     self._input, self._drawn = next(self._inputs), 0
                     self._live = _iterator(self._func(*self._input), "an iterable of rows (tuples)")
-                made.extend(islice(self._live, room - before))
+                given = islice(self._live, room - before)
+                made.extend(given if own is None else own.each(given))
             except Exception as error:
                 drawn = self._drawn + len(made) - before
                 row = dict(zip(self._columns, self._input, strict=True))
@@ -129,14 +157,14 @@ class RowExpansion:
                 failed = self._fail(error, row, text, drawn)
                 if failed is not error:
                     failed.__cause__ = error
-                return made, (text, drawn, failed)
+                return text, drawn, failed
             except BaseException as error:  # Ctrl-C, SystemExit: nobody's input is at fault
                 self._end()
-                return made, (None, 0, error)
+                return None, 0, error
             self._drawn += len(made) - before
             if len(made) < room:
                 self._end()
-        return made, None
+        return None
 
     def _end(self) -> None:
         self._live = None
@@ -191,7 +219,7 @@ class BatchExpansion:
         return [], 0, None, []
 
 
-def _none_apart(made: list[Any]) -> tuple[list[Any], list[tuple[int, list[Any]]]]:
+def _none_apart(made: Made) -> tuple[Made, list[tuple[int, Made]]]:
     return made, []
 
 
@@ -199,7 +227,10 @@ def _iterator(made: Any, wanted: str) -> Iterator[Any]:
     # A batch or a tuple is iterable as well, by columns and by values: not what is meant.
     if isinstance(made, (pa.RecordBatch, pa.Table, tuple, str, bytes, dict)):
         raise TypeError(f"the function returned {short(made)}, not {wanted}: yield it, or return a list of it")
+    if type(made) is CoroutineType:
+        raise TypeError(f"the function {unawaited(made)}")
     try:
         return iter(made)
     except TypeError:
-        raise TypeError(f"the function returned {short(made)}, not {wanted}") from None
+        more = ": return an empty list where there are none" if made is None else ""
+        raise TypeError(f"the function returned {short(made)}, not {wanted}{more}") from None

@@ -120,10 +120,13 @@ def _has_null_integers(array: pa.Array) -> bool:
 _Turn = Callable[[Any], Any]
 
 
-def _nested(kind: pa.DataType, turn: Callable[[pa.DataType], _Turn | None], lists: _Turn) -> _Turn | None:
-    """Turns the leaves of nested values; None where no leaf is to be turned. `lists` makes what a list becomes."""
+def _nested(
+    kind: pa.DataType, turn: Callable[[pa.DataType], _Turn | None], lists: _Turn, named: bool = False
+) -> _Turn | None:
+    """Turns the leaves of nested values; None where no leaf is to be turned. `lists` makes what a list becomes; with
+    `named` structs by place become structs by name."""
     if pa.types.is_struct(kind):
-        turns = {field.name: one for field in kind if (one := _nested(field.type, turn, lists)) is not None}
+        turns = {field.name: one for field in kind if (one := _nested(field.type, turn, lists, named)) is not None}
         names = [field.name for field in kind]
 
         def struct(value: Any) -> Any:
@@ -132,9 +135,9 @@ def _nested(kind: pa.DataType, turn: Callable[[pa.DataType], _Turn | None], list
             known = value if isinstance(value, dict) else dict(zip(names, value, strict=False))
             return {name: turns[name](v) if name in turns else v for name, v in known.items()}
 
-        return struct if turns else None
+        return struct if turns or named else None
     if pa.types.is_map(kind):
-        keys, items = _nested(kind.key_type, turn, lists), _nested(kind.item_type, turn, lists)
+        keys, items = (_nested(part, turn, lists, named) for part in (kind.key_type, kind.item_type))
 
         def pairs(value: Any) -> Any:
             if value is None:
@@ -144,7 +147,7 @@ def _nested(kind: pa.DataType, turn: Callable[[pa.DataType], _Turn | None], list
 
         return pairs if keys or items else None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = _nested(kind.value_type, turn, lists)
+        inner = _nested(kind.value_type, turn, lists, named)
         return None if inner is None else lambda value: None if value is None else lists([inner(v) for v in value])
     return turn(kind)
 
@@ -176,7 +179,7 @@ def _shower(kind: pa.DataType, timezone: str) -> _Turn | None:
 
 
 def _taker(kind: pa.DataType, timezone: str) -> _Turn | None:
-    """The way back: timestamps without a zone are of that zone."""
+    """The way back: timestamps without a zone are of that zone, and structs may be rows, as those of a state are."""
 
     def turn(leaf: pa.DataType) -> _Turn | None:
         if not pa.types.is_timestamp(leaf) or leaf.tz is None:
@@ -192,7 +195,7 @@ def _taker(kind: pa.DataType, timezone: str) -> _Turn | None:
 
         return take
 
-    return _nested(kind, turn, list)
+    return _nested(kind, turn, list, named=True)
 
 
 def _writable(frame: pd.DataFrame) -> Iterable[bool]:

@@ -166,10 +166,10 @@ class GroupStateCall:
         self.keys: list[str] = list(call["keys"])
         self.schema: pa.Schema = call["schema"]
         self.sides: list[tuple[str, pa.Schema]] = list(call.get("sides", ()))
-        self._shape = StateShape(call["state"])
+        self._timezone: str = call["timezone"]
+        self._shape = StateShape(call["state"], self._timezone)
         self._timeout: str = call["timeout"]
         self._watermark: bool = call["watermark"]
-        self._timezone: str = call["timezone"]
         self.key_types: list[pa.DataType] = list(call["key_types"])
         self._columns: list[str] = list(call["columns"])
         self._stopped = stopped

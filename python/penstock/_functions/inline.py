@@ -58,16 +58,18 @@ def drive(
     batches: Iterable[tuple[int, pa.RecordBatch]],
     schemas: Sequence[pa.Schema],
     times: Sequence[str | None] = (),
+    what: str = "input",
 ) -> Iterator[_native.RecordBatch]:
     """Feed batches, each of an input with its schema, and give what they become, as the caller takes it.
 
     A batch that expands is worked on only as far as its output is taken; the next one is read when it is worked off.
-    Of inputs that have one of `times`, rows in which it is null are counted, and told in the log.
+    Of inputs that have one of `times`, rows in which it is null are counted, and told in the log. `what` is what errors
+    call the input.
     """
     rows, without = [0] * len(schemas), [0] * len(schemas)
     for number, batch in batches:
         if batch.num_rows:
-            fitting = conform(batch, schemas[number])
+            fitting = conform(batch, schemas[number], what)
             rows[number] += len(fitting)
             if times and (name := times[number]) is not None:
                 without[number] += fitting.column(name).null_count

@@ -3,7 +3,10 @@
 Owns one function per number of columns, written out so that a row costs no more than in a loop by hand: look up the
 state, call the user's function with plain arguments, put the state back, append what it puts out. Bins come as runs of
 rows, so the cost of changing bins is shared by a run. What an undo needs is in a second variant, used only where a bin
-keeps a journal.
+keeps a journal; so is taking as they are values that can change (`owned`).
+
+What comes out is what each call put out, one entry per row, so that a row that does not fit is told with the one that
+it came from: None, a row, or a list of rows. Mostly each puts out one, and that is the list of rows.
 
 What the rows of a bin take is added up there (`BinState.spent_s`): the clock is read between chunks anyhow, so a bin
 costs an addition a block.
@@ -25,10 +28,14 @@ from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
 
-__all__ = ["RETURNS", "BrokenOff", "returned_more", "row_loop"]
+__all__ = ["NOTHING", "RETURNS", "BrokenOff", "misreturned", "row_loop"]
 
 #: What a step returns.
 RETURNS: Final = "(state, out)"
+#: About one that returns nothing.
+NOTHING: Final = (
+    "the function returned None; it must return (state, out): None as the state forgets the key, None as out is no row"
+)
 _CODE: Final = "<penstock row loop>"
 
 #: A chunk that took longer makes the next one a single row, seconds.
@@ -36,8 +43,9 @@ _SLOW_S: Final = 0.02
 _MOST_ROWS: Final = 1 << 14
 
 _SOURCE = """
-def loop(step, bins, counts, rows, out, failed, stopped, pace):
-    append, extend = out.append, out.extend
+def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
+    append, take = out.append, own.row
+    uneven = False
     {key} = None
     {values}
     chunk, then = pace[0], clock()
@@ -53,12 +61,10 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace):
                     else:
                         states[{key}] = state
                     if type(made) is tuple:
-                        append(made)
-                    elif made is not None:
-                        if type(made) is list:
-                            extend(made)
-                        else:
-                            append(as_row(made))
+                        append({row})
+                    else:
+                        uneven = True
+                        append(None if made is None else {rows} if type(made) is list else {other})
             except BaseException as error:
                 bin.taint()
                 raise failed(error, {key}, ({arguments})) from (error if isinstance(error, Exception) else None)
@@ -73,7 +79,12 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace):
                 raise BrokenOff
         bin.spent_s += then - began
     pace[0] = chunk
+    return uneven
 """
+
+#: What is appended: as it is, or of its own.
+_TAKEN: Final = {"row": "made", "rows": "made[:]", "other": "as_row(made)"}
+_OWNED: Final = {"row": "take(made)", "rows": "list(own.each(made))", "other": "own.one(as_row(made))"}
 
 _PLAIN = "state, made = step(get({key}), {arguments})"
 
@@ -88,7 +99,9 @@ class BrokenOff(BaseException):
 
 
 @functools.cache
-def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) -> Callable[..., None]:
+def row_loop(
+    columns: int, key: int | None, journal: bool, sides: bool = False, owned: bool = False
+) -> Callable[..., bool]:
     """The loop for a step of some number of columns.
 
     Parameters
@@ -101,12 +114,15 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
         Whether a bin may keep a journal.
     sides
         Whether the step may put out rows of side outputs.
+    owned
+        Whether what it puts out has values that can change later.
 
     Returns
     -------
     callable
-        ``loop(step, bins, counts, rows, out, failed, stopped, pace)``: `rows` yields a tuple per row, or the key alone
-        when that is all there is; `pace` is a list with the rows of a chunk, kept from call to call.
+        ``loop(step, bins, counts, rows, out, failed, stopped, pace, own)``: `rows` yields a tuple per row, or the key
+        alone when that is all there is; `pace` is a list with the rows of a chunk, kept from call to call; `own` is the
+        `Owner`. Returns whether a call put out anything but one row.
     """
     names = [f"v{place}" for place in range(columns)]
     key_name = "key" if key is None else names[key]
@@ -118,6 +134,7 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
         values="; ".join(f"{name} = None" for name in names) or "pass",
         before=(_JOURNALED if journal else _PLAIN).format(**words),
         **words,
+        **(_OWNED if owned else _TAKEN),
     )
     scope: dict[str, Any] = {
         # By which its frames are known for no user's.
@@ -134,19 +151,30 @@ def row_loop(columns: int, key: int | None, journal: bool, sides: bool = False) 
     }
     # Not this file's name: tracebacks would show lines of it.
     exec(compile(source, _CODE, "exec"), scope)
-    loop: Callable[..., None] = scope["loop"]
+    loop: Callable[..., bool] = scope["loop"]
     return loop
 
 
-def returned_more(error: BaseException) -> bool:
-    """Whether an exception of a loop says that the step returned more than two values.
+def misreturned(error: BaseException) -> str | None:
+    """What is wrong with what the step returned, where an exception of a loop says so; None for one that it raised.
 
     One that the step raised has frames below that of the loop. The loop looks at no value for it: which one it was is
-    not known any more.
+    known by the text alone.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    ours = bool(frames) and frames[-1][0].f_code.co_filename == _CODE
-    return ours and type(error) is ValueError and str(error).startswith("too many values to unpack")
+    if not frames or frames[-1][0].f_code.co_filename != _CODE:
+        return None
+    text = str(error)
+    if type(error) is ValueError and text.startswith("too many values to unpack"):
+        return f"the function returned more than {RETURNS}; a third value, what is to be called later, needs on_timer="
+    if type(error) is not TypeError or not text.startswith("cannot unpack non-iterable "):
+        return None
+    kind = text.removeprefix("cannot unpack non-iterable ").removesuffix(" object")
+    if kind == "NoneType":
+        return NOTHING
+    if kind == "coroutine":
+        return "the function returned a coroutine, which nobody awaits: run it inside, as by asyncio.run"
+    return f"the function returned a value of type {kind}; it must return {RETURNS}"
 
 
 def _as_row(made: Any) -> tuple[Any, ...]:

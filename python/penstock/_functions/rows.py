@@ -6,10 +6,12 @@ the step.
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import Any
 
 import pyarrow as pa
 
+from penstock._coroutines import unawaited
 from penstock._functions.short import short
 
 __all__ = ["rows_of"]
@@ -45,8 +47,11 @@ def rows_of(made: Any, told: str) -> Any:
         made = pa.array(made)
     elif hasattr(made, "__arrow_c_stream__"):
         made = pa.chunked_array(made)
+    elif type(made) is CoroutineType:
+        raise TypeError(f"the function {unawaited(made)}")
     else:
-        raise TypeError(f"{told} {short(made)}, not a pyarrow RecordBatch or Table")
+        more = "; a batch without rows is batch.slice(0, 0)" if made is None else ""
+        raise TypeError(f"{told} {short(made)}, not a pyarrow RecordBatch or Table{more}")
     if not pa.types.is_struct(made.type):
         raise TypeError(f"{told} an array of {made.type}, not a pyarrow RecordBatch or Table")
     if made.null_count:

@@ -26,23 +26,29 @@ changed, so files have a tombstone for it.
 
 from __future__ import annotations
 
+import bisect
 import datetime
+import functools
 import heapq
 import math
+import operator
 import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CoroutineType
 from typing import Any, Final
 
 import cloudpickle
 import pyarrow as pa
 
-from penstock._functions.loop import RETURNS, BrokenOff
+from penstock._coroutines import unawaited
+from penstock._functions.loop import NOTHING, RETURNS, BrokenOff
+from penstock._functions.owned import Made, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
 from penstock._options import whole
-from penstock._sides import Side, apart
+from penstock._sides import Side
 
 __all__ = ["TimedBin", "TimedCall"]
 
@@ -215,6 +221,18 @@ class TimedBin(BinState):
         return super().bytes() + sum(_list_bytes(column) for keys, values in self.waiting for column in (keys, *values))
 
 
+class _Out(Made):
+    """Rows that come out, and the calls that put out some: the place of its first row, the function, the key, and the
+    values of the row that it was for, or None.
+    """
+
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]] = []
+
+
 def _list_bytes(values: list[Any]) -> int:
     sampled = values[:16]
     return sys.getsizeof(values) + sum(map(sys.getsizeof, sampled)) * len(values) // max(1, len(sampled))
@@ -243,7 +261,7 @@ class TimedCall:
         call: dict[str, Any],
         stopped: Callable[[], bool],
         failed: Callable[..., BaseException],
-        refuse: Callable[[str], BaseException],
+        refuse: Refuse,
     ) -> None:
         self.step: str = call["step"]
         self.func: Callable[..., Any] = call["func"]
@@ -274,20 +292,21 @@ class TimedCall:
         self._stopped = stopped
         self._failed = failed
         self._refuse = refuse
+        self._own = Owner(self.schema, self.sides)
 
     def new_state(self) -> TimedBin:
         """Empty state of one bin."""
         return TimedBin()
 
-    def refused(self, reason: str) -> BaseException:
+    def refused(self, reason: str, rows: Made | None = None, place: int | None = None) -> BaseException:
         """The error of rows that do not fit the declared schema."""
-        return self._refuse(reason)
+        return self._refuse(reason, rows, place)
 
     def apply(
         self, bins: Sequence[TimedBin], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
-    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
+    ) -> Made | tuple[Made, list[tuple[int, Made]]]:
         """Run the step over the rows of a block, or have them wait; see `StatefulCall.apply`."""
-        out: list[Any] = []
+        out = _Out()
         start = 0
         for bin, count in zip(bins, counts, strict=True):
             bin.open()
@@ -304,9 +323,9 @@ class TimedCall:
 
     def end_epoch(
         self, bins: Sequence[TimedBin], before_us: int | None, after_us: int | None, clock_ms: int | None
-    ) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
+    ) -> Made | tuple[Made, list[tuple[int, Made]]]:
         """Timers, states that expire, and the end; see the module for their order."""
-        out: list[Any] = []
+        out = _Out()
         ended = after_us == _END_US and before_us != _END_US
         clock_us = None if clock_ms is None else clock_ms * 1_000
         for bin in bins:
@@ -327,12 +346,16 @@ class TimedCall:
             bin.spent_s += time.perf_counter() - began
         return self._parted(out)
 
-    def _parted(self, out: list[Any]) -> list[Any] | tuple[list[Any], list[tuple[int, list[Any]]]]:
-        return apart(out, self.sides, self._refuse) if self.sides else out
+    def _parted(self, out: _Out) -> Made | tuple[Made, list[tuple[int, Made]]]:
+        out.whence = functools.partial(self._whence, out.calls)
+        return parted(out, self.sides, self._refuse) if self.sides else out
 
-    def _rows(
-        self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: list[Any]
-    ) -> None:
+    def _whence(self, calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]], place: int) -> Origin:
+        _, func, key, values = calls[bisect.bisect_right(calls, place, key=operator.itemgetter(0)) - 1]
+        row = None if values is None else dict(zip(self._names, values, strict=True))
+        return Origin(func, tuple(self._parts(key)), row)
+
+    def _rows(self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: _Out) -> None:
         times = columns[-1] if self._timed else None
         columns = columns[:-1] if self._timed else columns
         rows = zip(*columns, strict=True) if columns else (() for _ in keys)
@@ -344,7 +367,7 @@ class TimedCall:
             if stopped():
                 raise BrokenOff
 
-    def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: list[Any]) -> None:
+    def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: _Out) -> None:
         assert self._on_timer is not None
         while (found := bin.due(limit_us)) is not None:
             key = found[0]
@@ -359,14 +382,14 @@ class TimedCall:
             if self._stopped():
                 raise BrokenOff
 
-    def _ends(self, bin: TimedBin, out: list[Any]) -> None:
+    def _ends(self, bin: TimedBin, out: _Out) -> None:
         at_end = self._at_end
         assert at_end is not None
         for key, entry in list(bin.states.items()):
             bin.keep(key, entry)
             if entry[0] is not None:
                 try:
-                    self._take(at_end(entry[0], *self._parts(key)), out)
+                    self._take(at_end(entry[0], *self._parts(key)), out, at_end, key, None)
                 except BaseException as error:
                     raise self._fault(bin, at_end, error, None, key) from (
                         error if isinstance(error, Exception) else None
@@ -383,7 +406,7 @@ class TimedCall:
         func: Callable[..., Any],
         arguments: tuple[Any, ...],
         least_us: int | None,
-        out: list[Any],
+        out: _Out,
     ) -> None:
         """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself."""
         entry = bin.states.get(key)
@@ -395,11 +418,11 @@ class TimedCall:
         try:
             result = func(state, *arguments)
             if not isinstance(result, (tuple, list)) or len(result) not in (2, 3):
-                raise TypeError(f"the function returned {short(result)}; it must be {self._returns}")
+                raise TypeError(self._misreturned(result))
             new: list[tuple[int, Any]] = []
             if len(result) == 3:
                 new = self._later(result[2], least_us)
-            self._take(result[1], out)
+            self._take(result[1], out, func, key, arguments if least_us is None else None)
         except BaseException as error:
             row = dict(zip(self._names, arguments, strict=True)) if least_us is None else None
             raise self._fault(bin, func, error, row, key) from (error if isinstance(error, Exception) else None)
@@ -434,15 +457,22 @@ class TimedCall:
             found.append((at_us, item[1]))
         return found
 
-    def _take(self, made: Any, out: list[Any]) -> None:
+    def _misreturned(self, result: Any) -> str:
+        if type(result) is CoroutineType:
+            return f"the function {unawaited(result)}"
+        return NOTHING if result is None else f"the function returned {short(result)}; it must be {self._returns}"
+
+    def _take(self, made: Any, out: _Out, func: Callable[..., Any], key: Any, values: tuple[Any, ...] | None) -> None:
+        """Take what a function puts out for a key, and for a row of these values."""
         if made is None:
             return
+        out.calls.append((len(out), func, key, values))
         if isinstance(made, tuple):
-            out.append(tuple(made))
+            out.append(self._own.row(tuple(made)))
         elif type(made) is list:
-            out.extend(made)
+            out.extend(self._own.each(made))
         elif self.sides and type(made) is Side:
-            out.append(made)
+            out.append(self._own.one(made))
         else:
             raise TypeError(f"the step put out {short(made)}; it must be None, a tuple (one row) or a list of tuples")
 

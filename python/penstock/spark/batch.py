@@ -42,7 +42,7 @@ from penstock.spark._tasks.apart import renamed, split
 from penstock.spark._tasks.columns import integer, integers
 from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.partitions import dump_calls, load_calls
-from penstock.spark.sources import by_place, frames, packed, quoted
+from penstock.spark.sources import by_place, frames, ordered_by, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -82,6 +82,8 @@ class PlanPiece:
         Without helper columns, in Spark's Arrow types.
     times : tuple of str or None
         By input the column of which nulls are told in the log; empty where another piece does so.
+    what : str
+        What errors call the input.
     """
 
     plan: str
@@ -93,6 +95,7 @@ class PlanPiece:
     inputs: tuple[pa.Schema, ...]
     output_schema: pa.Schema
     times: tuple[str | None, ...] = ()
+    what: str = "input"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the piece over the batches of one partition."""
@@ -100,7 +103,7 @@ class PlanPiece:
 
         run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
-        for handle in drive(run, self._parted(batches), self.inputs, self.times):
+        for handle in drive(run, self._parted(batches), self.inputs, self.times, self.what):
             out = pa.record_batch(handle)
             if not out.num_rows:
                 continue
@@ -184,7 +187,8 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
         The input, of a classic session; columns by name, other columns are ignored. A flow of several sources takes a
         dict from the name of each to its rows, or one DataFrame that `tagged` has made.
     partitions : int, optional
-        Partitions of each shuffle; default ``spark.sql.shuffle.partitions``.
+        Partitions of each shuffle; default ``spark.sql.shuffle.partitions``, and Spark's default parallelism where that
+        is no number, as "auto".
 
     Returns
     -------
@@ -237,21 +241,22 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     ordered = bool(facts["needs_order"])
     pickled = dump_calls(calls)
     if ordered:
-        sources = [
-            frame.sort(*map(quoted, source.order_by)) if source.order_by else frame
-            for source, frame in zip(sources_of(flow), sources, strict=True)
-        ]
+        sources = [ordered_by(frame, source.order_by) for source, frame in zip(sources_of(flow), sources, strict=True)]
     #: By operator and side, what leads there; and what of it has met.
     routed: dict[int, dict[int, list[DataFrame]]] = {}
     met: dict[int, DataFrame] = {}
     results = []
     #: By source the event time that its rows need, until a piece reads them.
     times = dict(enumerate(needed_times(plan)))
+    names = list(flow.sources)
     for number, told in enumerate(facts["pieces"]):
         inputs, end = tuple(pa.schema(one) for one in told["inputs"]), told["end"]
         needed: tuple[str | None, ...] = ()
+        what = "input"
         if "source" in told:
             rows = sources[told["source"]]
+            if len(sources) > 1:
+                what = f"source {names[told['source']]!r}"
             needed = (times.pop(told["source"], None),)
         else:
             operator = told["operator"]
@@ -260,7 +265,7 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
                 met[operator] = _meeting([sides[side] for side in range(len(inputs))], count, ordered)
             rows = met[operator]
         output = spark_types(pa.schema(told["output"]))
-        piece = PlanPiece(plan, pickled, number, end is None, count, ordered, inputs, output, needed)
+        piece = PlanPiece(plan, pickled, number, end is None, count, ordered, inputs, output, needed, what)
         made = by_place(rows).mapInArrow(piece, piece.ddl)
         if end is None:
             results.append(made)
@@ -289,7 +294,9 @@ def _shuffle(df: DataFrame, count: int) -> DataFrame:
 
 def _partitions(df: DataFrame, partitions: int | None) -> int:
     if partitions is None:
-        return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        told = str(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
+        # Some platforms have "auto" there, for what is known when a shuffle is read only.
+        return int(told) if told.isdecimal() else max(1, int(df.sparkSession.sparkContext.defaultParallelism))
     count = whole(partitions, 1)
     if count is None:
         raise ConfigError(f"partitions={partitions!r} must be an int of at least 1")

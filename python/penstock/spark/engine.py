@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._autobalance import Autobalance, Rules
-from penstock._coroutines import require_plain
+from penstock._coroutines import require_called, require_plain
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import (
     ENGINE_MOVES,
@@ -525,8 +525,8 @@ class Engine:
         PlanError, SchemaError
             When the flow is not complete, or Spark has no type for one of its columns.
         ConfigError
-            When a sink is no function, or gives a coroutine, which nobody awaits; or a function of the flow cannot be
-            pickled.
+            When a sink is no function of two arguments, or gives a coroutine, which nobody awaits; or a function of the
+            flow cannot be pickled.
         EngineError
             When the engine is closed.
 
@@ -543,6 +543,7 @@ class Engine:
         if not callable(sink):
             raise ConfigError(f"sink={sink!r} must be a function of (DataFrame, batch id)")
         require_plain(sink, "sink", takes="df, batch_id")
+        require_called(sink, "sink", "df, batch_id")
         if self._state in ("closing", "closed"):
             self._require_open()
         require_flow(flow, "penstock.Engine.foreach_batch")

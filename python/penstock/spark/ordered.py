@@ -26,7 +26,7 @@ from penstock._functions.calls import user_error
 from penstock._functions.short import short
 from penstock._options import yes_or_no
 from penstock._resume import guarded
-from penstock._schema import conform, spark_types, to_arrow, to_ddl
+from penstock._schema import conform, in_utc, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.spark._tasks import functions
 
@@ -84,6 +84,9 @@ def ordered(
 
     Notes
     -----
+    A row has its timestamps as datetimes in UTC, as on other hosts, whatever zone the session has; what it gives for
+    one has a zone, too.
+
     Order is that of the rows within each partition; where a whole stream has one order, bring it into one partition
     and sort that: ``df.repartition(1).sortWithinPartitions("seq")``. A pipeline keeps its state for one partition.
 
@@ -319,7 +322,7 @@ class _Rows:
 
 
 def _dicts(batches: Iterable[pa.RecordBatch], what: str) -> Iterator[dict[str, Any]]:
-    """The rows of batches by column; SchemaError where a dict would lose one."""
+    """The rows of batches by column, their instants in UTC; SchemaError where a dict would lose a column."""
     for batch in batches:
         names = batch.schema.names
         if len(set(names)) < len(names):
@@ -327,7 +330,7 @@ def _dicts(batches: Iterable[pa.RecordBatch], what: str) -> Iterator[dict[str, A
             raise SchemaError(
                 f"{what} with rows=True: the input has {names.count(twice)} columns named {twice!r}; rename one of them"
             )
-        yield from batch.to_pylist()
+        yield from in_utc(batch).to_pylist()
 
 
 def _start(f: Any, items: Iterable[Any], options: dict[str, Any]) -> Any:

@@ -5,7 +5,9 @@ one apart. A tagged DataFrame has one struct column for each source, called as t
 not null, and holds the row of its source. So one DataFrame, and one streaming query, feeds all sources of a flow: what
 Spark makes a batch of is one epoch of all of them.
 
-Invariants: a row is of one source, or the batch fails and names the row. What a flow does not read of a source is left
+Invariants: columns and struct fields are told apart by their whole names, as flows do, though Spark takes names that
+differ in case for one (``spark.sql.caseSensitive``): such are chosen by place. A row is of one source, or the batch
+fails and names the row. What a flow does not read of a source is left
 out before rows leave the JVM; that it is there, and its type, is checked all the same.
 
 A tag beside the structs would say nothing that they do not say. Spark writes a null as it writes a value, into every
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock._flow import Flow
 
-__all__ = ["by_place", "fed", "frames", "packed", "quoted", "tagged"]
+__all__ = ["by_place", "fed", "frames", "ordered_by", "packed", "quoted", "tagged"]
 
 
 def tagged(**sources: DataFrame) -> DataFrame:
@@ -96,9 +98,10 @@ def tagged(**sources: DataFrame) -> DataFrame:
     shapes = {name: frame.schema for name, frame in sources.items()}
     made = []
     for name, frame in sources.items():
-        own = F.struct(*(frame[quoted(column)] for column in frame.columns))
+        plain = _numbered(frame)
+        own = F.struct(*(plain[mark].alias(column) for mark, column in zip(plain.columns, frame.columns, strict=True)))
         made.append(
-            frame.select(
+            plain.select(
                 *((own if one == name else F.lit(None).cast(shape)).alias(one) for one, shape in shapes.items())
             )
         )
@@ -174,14 +177,25 @@ def fed(flow: Flow, df: DataFrame, ordered: bool, read: Mapping[str, pa.Schema])
     order = [(source.name, source.order_by) for source in sources_of(flow)] if ordered else []
     if len(schemas) == 1:
         [(name, schema)] = schemas.items()
-        wanted = _plain(df, schema, read[name], "the DataFrame")
-        columns = [quoted(name) for _, by in order for name in by]
-        return wanted.sort(*columns) if columns else wanted
+        return ordered_by(_plain(df, schema, read[name], "the DataFrame"), [name for _, by in order for name in by])
     wanted = _structs(df, schemas, read)
     if not any(by for _, by in order):
         return wanted
-    which = F.coalesce(*(F.when(wanted[quoted(name)].isNotNull(), n) for n, name in enumerate(schemas)))
-    return wanted.sort(which, *(wanted[quoted(name)].getField(column) for name, by in order for column in by))
+    columns = [wanted[mark] for mark in wanted.columns]
+    kinds = [field.dataType for field in wanted.schema.fields]
+    which = F.coalesce(*(F.when(column.isNotNull(), n) for n, column in enumerate(columns)))
+    places = {name: place for place, name in enumerate(schemas)}
+    return wanted.sort(
+        which, *(_field(columns[places[name]], kinds[places[name]], one) for name, by in order for one in by)
+    )
+
+
+def ordered_by(df: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """The rows sorted by columns; as they are by none."""
+    if not columns:
+        return df
+    plain = _numbered(df)
+    return plain.sort(*(plain.columns[df.columns.index(name)] for name in columns)).toDF(*df.columns)
 
 
 def packed(sides: Sequence[Sequence[DataFrame]], helpers: Sequence[str]) -> DataFrame:
@@ -219,10 +233,30 @@ def packed(sides: Sequence[Sequence[DataFrame]], helpers: Sequence[str]) -> Data
 
 
 def by_place(df: DataFrame) -> DataFrame:
-    """The DataFrame as ``mapInArrow`` can take it: Spark does not find names with dots and backquotes there."""
-    if not any("." in name or "`" in name for name in df.columns):
+    """The DataFrame as ``mapInArrow`` can take it: Spark does not find names with dots and backquotes there, nor those
+    that differ in case only."""
+    if not alike(df.columns) and not any("." in name or "`" in name for name in df.columns):
         return df
+    return _numbered(df)
+
+
+def alike(names: Sequence[str]) -> bool:
+    """Whether Spark takes some of the names for the same one."""
+    return len({name.casefold() for name in names}) < len(names)
+
+
+def _numbered(df: DataFrame) -> DataFrame:
+    """The columns under names of their places."""
     return df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+
+
+def _field(column: Column, kind: Any, name: str) -> Column:
+    """A field of a struct column of that type."""
+    if not alike(kind.names):
+        return column.getField(name)
+    # Structs become one another by place.
+    places = type(kind)([type(field)(f"c{at}", field.dataType, field.nullable) for at, field in enumerate(kind.fields)])
+    return column.cast(places).getField(f"c{kind.names.index(name)}")
 
 
 def quoted(name: str) -> str:
@@ -241,11 +275,16 @@ def _plain(df: DataFrame, schema: pa.Schema, read: pa.Schema, what: str) -> Data
     # An empty batch of their types meets every check that the rows will meet, before a job starts.
     have = to_arrow(StructType([df.schema[name] for name in schema.names]), what)
     conform(pa.RecordBatch.from_pylist([], schema=have), schema, what)
-    return df if df.columns == read.names else df.select(*map(quoted, read.names))
+    if df.columns == read.names:
+        return df
+    if not alike(df.columns):
+        return df.select(*map(quoted, read.names))
+    plain = _numbered(df)
+    return plain.select(*(plain.columns[df.columns.index(name)] for name in read.names)).toDF(*read.names)
 
 
 def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema], read: Mapping[str, pa.Schema]) -> DataFrame:
-    """The struct columns of the sources, in their order, with the columns that are read."""
+    """The struct columns of the sources, in their order and named by their places, with the columns that are read."""
     from pyspark.sql.types import StructType
 
     names = ", ".join(schemas)
@@ -263,7 +302,8 @@ def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema], read: Mapping[str,
         if df.columns.count(name) > 1:
             raise SchemaError(f"the tagged DataFrame has more than one column {name!r}; rename one of them")
     chosen = []
-    for name, schema in schemas.items():
+    plain = _numbered(df)
+    for number, (name, schema) in enumerate(schemas.items()):
         kind = kinds.get(name)
         if kind is None:
             raise SchemaError(f"source {name!r} is missing in the tagged DataFrame, which has {have}; {advice}")
@@ -277,20 +317,21 @@ def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema], read: Mapping[str,
                 raise SchemaError(f"source {name!r} has no column {column!r}; it has {', '.join(kind.names)}")
         own = to_arrow(kind, f"source {name!r}")
         conform(pa.RecordBatch.from_pylist([], schema=own), _nullable(schema), f"source {name!r}")
-        chosen.append(_pruned(df[quoted(name)], kind.names, read[name].names).alias(name))
-    return df.select(*chosen)
+        own_column = plain[plain.columns[df.columns.index(name)]]
+        chosen.append(_pruned(own_column, kind, read[name].names).alias(f"c{number}"))
+    return plain.select(*chosen)
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _pruned(column: Column, have: Sequence[str], wanted: Sequence[str]) -> Column:
+def _pruned(column: Column, kind: Any, wanted: Sequence[str]) -> Column:
     from pyspark.sql import functions as F
 
-    if list(have) == list(wanted):
+    if list(kind.names) == list(wanted):
         return column
-    return F.when(column.isNotNull(), F.struct(*(column.getField(name).alias(name) for name in wanted)))
+    return F.when(column.isNotNull(), F.struct(*(_field(column, kind, name).alias(name) for name in wanted)))
 
 
 def _only(structs: DataFrame, number: int, read: Mapping[str, pa.Schema]) -> DataFrame:
@@ -301,8 +342,8 @@ def _only(structs: DataFrame, number: int, read: Mapping[str, pa.Schema]) -> Dat
     from pyspark.sql import functions as F
 
     names = list(read)
-    mine = structs[quoted(names[number])]
-    others = [structs[quoted(name)].isNull() for at, name in enumerate(names) if at != number]
+    mine, kind = structs[f"c{number}"], structs.schema.fields[number].dataType
+    others = [structs[f"c{at}"].isNull() for at in range(len(names)) if at != number]
     alone = reduce(lambda all_of, one: all_of & one, others)
     wrong = "penstock.errors.SchemaError: a row has {} set; a row of a tagged DataFrame is of exactly one of {}"
     several = F.raise_error(F.lit(wrong.format(f"{names[number]} and another source", ", ".join(names))))
@@ -311,5 +352,5 @@ def _only(structs: DataFrame, number: int, read: Mapping[str, pa.Schema]) -> Dat
     if number == 0:
         keep = keep.when(alone, none.cast("boolean"))
     columns = read[names[number]].names
-    picked = (mine.getField(name).alias(name) for name in columns)
+    picked = (_field(mine, kind, name).alias(name) for name in columns)
     return structs.where(keep.otherwise(False)).select(*picked)

@@ -38,6 +38,8 @@ __all__ = ["StatefulStream", "apply_in_pandas_with_state"]
 
 #: What Spark writes into the metadata of a column with a watermark.
 _DELAY = "spark.watermarkDelayMs"
+#: Arguments of Spark's own ``start``, which would be options of no meaning.
+_NO_OPTIONS = {"format", "outputMode", "partitionBy"}
 
 
 def apply_in_pandas_with_state(
@@ -171,6 +173,7 @@ class StatefulStream:
         late: Sink | None = None,
         sides: Mapping[str, Sink] | None = None,
         name: str | None = None,
+        checkpoint: str | None = "query",
     ) -> BatchFunction:
         """The function for ``DataStreamWriter.foreachBatch``; see `Engine.foreach_batch`."""
         if not hasattr(engine, "foreach_batch"):
@@ -178,13 +181,21 @@ class StatefulStream:
                 f"engine is a {type(engine).__name__}: the state lives in a penstock.Engine; write with"
                 " pk.Engine(spark, workers=2) as engine: stream.start(engine, sink)"
             )
-        return engine.foreach_batch(self.flow, sink, late=late, sides=sides, name=name)
+        return engine.foreach_batch(self.flow, sink, late=late, sides=sides, name=name, checkpoint=checkpoint)
 
     def writer(
-        self, engine: Engine, sink: Sink, *, late: Sink | None = None, sides: Mapping[str, Sink] | None = None
+        self,
+        engine: Engine,
+        sink: Sink,
+        *,
+        late: Sink | None = None,
+        sides: Mapping[str, Sink] | None = None,
+        name: str | None = None,
+        checkpoint: str | None = "query",
     ) -> DataStreamWriter:
         """A ``DataStreamWriter`` to which a trigger, a name and options can be added before its ``start()``."""
-        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late=late, sides=sides))
+        function = self.foreach_batch(engine, sink, late=late, sides=sides, name=name, checkpoint=checkpoint)
+        return self.df.writeStream.foreachBatch(function)
 
     def start(
         self,
@@ -196,6 +207,8 @@ class StatefulStream:
         sides: Mapping[str, Sink] | None = None,
         queryName: str | None = None,
         trigger: dict[str, Any] | None = None,
+        name: str | None = None,
+        checkpoint: str | None = "query",
         **options: Any,
     ) -> StreamingQuery:
         """Start the query.
@@ -216,6 +229,10 @@ class StatefulStream:
             Spark's name of the query.
         trigger : dict, optional
             Arguments of ``DataStreamWriter.trigger``, such as ``{"processingTime": "1 second"}``.
+        name : str, optional
+            What the engine calls the query; default Spark's name of it.
+        checkpoint : str or None, optional
+            Where the state is durable, as for `Engine.foreach_batch`; default in `checkpointLocation`.
         **options
             Options of the writer.
 
@@ -223,8 +240,19 @@ class StatefulStream:
         -------
         pyspark.sql.streaming.StreamingQuery
             Spark's own; ``engine.finish(query)`` fires the event-time timeouts that are left.
+
+        Raises
+        ------
+        ConfigError
+            When `engine` is none, an argument of `Engine.foreach_batch` is refused, or one of Spark's own
+            ``DataStreamWriter.start`` is given that has no effect here.
         """
-        writer = self.writer(engine, sink, late=late, sides=sides)
+        for given in _NO_OPTIONS & options.keys():
+            raise ConfigError(
+                f"start({given}=...): rows go to the sink, which writes them as it likes, in the outputMode that"
+                " apply_in_pandas_with_state was given; leave it out"
+            )
+        writer = self.writer(engine, sink, late=late, sides=sides, name=name, checkpoint=checkpoint)
         if checkpointLocation is not None:
             writer = writer.option("checkpointLocation", checkpointLocation)
         if queryName is not None:

@@ -24,6 +24,7 @@ use penstock_plan::{
     CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, SideRows, StateFault, States,
     Unreadable, ddl,
 };
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyTuple};
@@ -137,8 +138,10 @@ impl Callbacks for PyCalls {
             let result = call.parted(object.call1((RecordBatch::new(batch.clone()),))?, sides)?;
             let made = import_batch(&result)?;
             match &call.schema {
-                Some(schema) => declared(&made, schema)
-                    .map_err(|reason| refused(object, &format!("what the function returned does not fit: {reason}"))),
+                Some(schema) => declared(&made, schema).map_err(|reason| {
+                    let given = crate::arrow::Schema::new(made.schema());
+                    refused_as(object, "refused", (format!("what the function returned does not fit: {reason}"), given))
+                }),
                 None => Ok(made),
             }
         })
@@ -300,15 +303,15 @@ impl Call {
         for pair in beside {
             let (number, made): (usize, Bound<'_, PyAny>) = pair.extract()?;
             let (name, schema) = &self.sides[number];
-            let misfit =
-                |reason: String| refused(self.object.bind(beside.py()), &format!("side output {name:?}: {reason}"));
+            let object = self.object.bind(beside.py());
+            let told = format!("side output {name:?}: ");
             let batch = match made.cast::<PyList>() {
-                Ok(rows) => convert::from_rows(rows, schema).map_err(|found| match found {
-                    Misfit::Other(error) => error,
-                    found => misfit(found.reason()),
+                Ok(rows) => {
+                    convert::from_rows(rows, schema).map_err(|found| refused_rows(object, rows, &told, found))?
+                }
+                Err(_) => declared(&import_batch(&made)?, schema).map_err(|reason| {
+                    refused(object, &format!("{told}what the function gave does not fit: {reason}"))
                 })?,
-                Err(_) => declared(&import_batch(&made)?, schema)
-                    .map_err(|reason| misfit(format!("what the function gave does not fit: {reason}")))?,
             };
             sides.push((number, batch));
         }
@@ -318,10 +321,8 @@ impl Call {
 
 /// Rows that a step puts out, a list of tuples, as a batch.
 fn rows_out(call: &Bound<'_, PyAny>, rows: &Bound<'_, PyAny>, schema: &SchemaRef) -> PyResult<Batch> {
-    convert::from_rows(rows.cast::<PyList>()?, schema).map_err(|misfit| match misfit {
-        Misfit::Other(error) => error,
-        misfit => refused(call, &misfit.reason()),
-    })
+    let rows = rows.cast::<PyList>()?;
+    convert::from_rows(rows, schema).map_err(|found| refused_rows(call, rows, "", found))
 }
 
 /// What is behind some bins.
@@ -408,7 +409,19 @@ fn names(schema: &Schema) -> String {
 
 /// The exception of a result that does not fit, made by the call itself so that it names the user's file.
 fn refused(call: &Bound<'_, PyAny>, reason: &str) -> PyErr {
-    match call.call_method1("refused", (reason,)) {
+    refused_as(call, "refused", (reason,))
+}
+
+/// The exception of rows that do not fit, which tells what the first such row came from; `told` goes before.
+fn refused_rows(call: &Bound<'_, PyAny>, rows: &Bound<'_, PyList>, told: &str, found: Misfit) -> PyErr {
+    match found {
+        Misfit::Other(error) => error,
+        found => refused_as(call, "refused", (format!("{told}{}", found.reason()), rows, found.place())),
+    }
+}
+
+fn refused_as<'py>(call: &Bound<'py, PyAny>, method: &str, arguments: impl PyCallArgs<'py>) -> PyErr {
+    match call.call_method1(method, arguments) {
         Ok(error) => PyErr::from_value(error),
         Err(error) => error,
     }

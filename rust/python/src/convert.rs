@@ -153,13 +153,20 @@ fn wholes(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
 /// Why rows do not fit a schema.
 pub(crate) enum Misfit {
     /// A row is not a tuple of as many values as there are columns.
-    Width(String),
+    Width {
+        /// The row, and why not.
+        reason: String,
+        /// Which row it is.
+        place: usize,
+    },
     /// A value has no place in its column.
     Value {
         /// Name and type of the column.
         column: String,
         /// The value, and why not.
         reason: String,
+        /// Which row it is in, where one alone is at fault.
+        place: Option<usize>,
     },
     /// Something else failed.
     Other(PyErr),
@@ -169,10 +176,25 @@ impl Misfit {
     /// The reason in words.
     pub(crate) fn reason(&self) -> String {
         match self {
-            Misfit::Width(reason) => reason.clone(),
-            Misfit::Value { column, reason } => format!("column {column} cannot hold what the step put out: {reason}"),
+            Misfit::Width { reason, .. } => reason.clone(),
+            Misfit::Value { column, reason, .. } => {
+                format!("column {column} cannot hold what the step put out: {reason}")
+            }
             Misfit::Other(error) => error.to_string(),
         }
+    }
+
+    /// The place of the row that does not fit.
+    pub(crate) fn place(&self) -> Option<usize> {
+        match self {
+            Misfit::Width { place, .. } => Some(*place),
+            Misfit::Value { place, .. } => *place,
+            Misfit::Other(_) => None,
+        }
+    }
+
+    fn of(field: &Field, reason: String) -> Self {
+        Misfit::Value { column: described(field), reason, place: None }
     }
 }
 
@@ -186,20 +208,22 @@ impl From<PyErr> for Misfit {
 pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Result<Batch, Misfit> {
     let width = schema.fields().len();
     let mut tuples = Vec::with_capacity(rows.len());
-    for row in rows.iter() {
+    for (place, row) in rows.iter().enumerate() {
         match row.cast_into::<PyTuple>() {
             Ok(row) if row.len() == width => tuples.push(row),
             Ok(row) => {
                 let shown = short(row.as_any());
-                return Err(Misfit::Width(format!(
+                let reason = format!(
                     "the step put out {shown}, a row of {} values where its schema has {width} columns",
                     row.len()
-                )));
+                );
+                return Err(Misfit::Width { reason, place });
             }
             Err(error) => {
                 let row = error.into_inner();
                 let (shown, hint) = (short(&row), undeclared(&row));
-                return Err(Misfit::Width(format!("the step put out {shown} as a row; rows are tuples{hint}")));
+                let reason = format!("the step put out {shown} as a row; rows are tuples{hint}");
+                return Err(Misfit::Width { reason, place });
             }
         }
     }
@@ -211,19 +235,19 @@ pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Resul
             () if has_null_inside(&column) => "None inside, where its type is NOT NULL",
             () => return Ok(column),
         };
-        Err(Misfit::Value { column: described(field), reason: reason.to_owned() })
+        Err(Misfit::of(field, reason.to_owned()))
     };
     let mut columns = Vec::with_capacity(width);
     for (at, field) in schema.fields().iter().enumerate() {
         match hold(at, field, &tuples) {
             Ok(column) => columns.push(column),
             // Which row it is costs nothing where all fit.
-            Err(Misfit::Value { column, mut reason }) if width > 1 => {
-                let wrong = tuples.iter().find(|row| hold(at, field, std::slice::from_ref(row)).is_err());
-                if let Some(row) = wrong {
-                    reason += &format!(", in the row {}", short(row.as_any()));
+            Err(Misfit::Value { column, mut reason, .. }) => {
+                let place = tuples.iter().position(|row| hold(at, field, std::slice::from_ref(row)).is_err());
+                if let Some(place) = place.filter(|_| width > 1) {
+                    reason += &format!(", in the row {}", short(tuples[place].as_any()));
                 }
-                return Err(Misfit::Value { column, reason });
+                return Err(Misfit::Value { column, reason, place });
             }
             Err(misfit) => return Err(misfit),
         }
@@ -294,14 +318,10 @@ fn from_values<'py>(
             let kind = kind.call_method1("field", (0,))?.getattr("type")?;
             let array = pyarrow(py)?
                 .call_method1("array", (&values, &kind))
-                .map_err(|error| Misfit::Value { column: described(field), reason: error.value(py).to_string() })?;
-            let cut: Option<usize> = wholes(py)?.call_method1("first_cut", (kind, &values))?.extract()?;
-            if let Some(place) = cut {
-                let reason = format!(
-                    "{}, which has a number that may have a fraction, or True or False for a number",
-                    short(&values.get_item(place)?)
-                );
-                return Err(Misfit::Value { column: described(field), reason });
+                .map_err(|error| Misfit::of(field, error.value(py).to_string()))?;
+            let cut: Option<(usize, String)> = wholes(py)?.call_method1("first_cut", (kind, &values))?.extract()?;
+            if let Some((place, reason)) = cut {
+                return Err(Misfit::of(field, format!("{}, which {reason}", short(&values.get_item(place)?))));
             }
             Ok(import_array(&array)?)
         }
@@ -321,10 +341,9 @@ fn convert<'a, 'py, T>(
     if value.is_none() {
         return Ok(None);
     }
-    extract(value).map(Some).map_err(|error| Misfit::Value {
-        column: described(field),
-        reason: format!("{} ({})", short(value), error.value(value.py())),
-    })
+    extract(value)
+        .map(Some)
+        .map_err(|error| Misfit::of(field, format!("{} ({})", short(value), error.value(value.py()))))
 }
 
 /// Whether this is True or False, which Python and numpy make numbers of without a word.
@@ -392,9 +411,12 @@ struct Room {
 
 impl Room {
     fn take(&mut self, field: &Field, bytes: usize) -> Result<(), Misfit> {
-        self.left = self.left.checked_sub(bytes).ok_or_else(|| Misfit::Value {
-            column: described(field),
-            reason: format!("more than {} bytes in one batch: give fewer rows at a time, or less of each", self.most),
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let most = self.most;
+            Misfit::of(
+                field,
+                format!("more than {most} bytes in one batch: give fewer rows at a time, or less of each"),
+            )
         })?;
         Ok(())
     }

@@ -65,7 +65,7 @@ class Balanced:
             [told.bytes_of(part) for part in bins],
             sum(row["rows"] for row in now),
             sum(row["busy_s"] for row in now),
-            commits.facts(found.id).offered(),
+            commits.facts(found.id).offered(found.fed),
             missing,
         )
 

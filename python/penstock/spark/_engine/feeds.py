@@ -11,9 +11,10 @@ end the whole job, and with it the Python processes of its tasks; so does a proc
 its input. Each takes a second of CPU to come back, just when the batch is to be fed again.
 
 Few rows come to the driver, which sends them to one member: a stage of Python tasks costs a batch 55 ms whatever it
-holds (two busy cores). How many come is known of the batch before only, so Spark leaves out of each partition what is
-beyond the bound (`first`), and who gets more than that has the batch fed by tasks. Invariant: what the driver holds of
-a batch is bounded, in rows of a partition and by ``spark.driver.maxResultSize``.
+holds (two busy cores). How many come is known of the batch before only, so Spark reads no more of each partition than
+the bound (`first`), and who gets more than that has the batch fed by tasks, which read it from its begin. To keep what
+was read would cost each small batch 20 ms. Invariant: what the driver holds of a batch is bounded, in rows and by
+``spark.driver.maxResultSize``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock._schema import conform
 from penstock._sizes import parse_bytes
@@ -72,6 +74,8 @@ _LONGEST = 64
 #: How long a member has to accept a connection that tells whether it lives, and to end it if it does not, seconds; the
 #: latter at most a share of what it is patient with who says nothing, and no end after twice that tells of its death.
 _DIAL_S, _SHARE = 2.0, 4
+#: Column by which rows at the driver are put in order.
+_PLACE = "__penstock_place"
 #: Columns that a feed task yields: one row for each source that the partition holds rows of.
 RECEIPTS_DDL = (
     "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint,"
@@ -187,6 +191,7 @@ class FeedTask:
     ) -> list[dict[str, Any]]:
         """Stage batches at a member; what becomes receipts, one for each source that there are rows of."""
         schemas = list(self.sources.values())
+        names = [f"source {name!r}" if len(schemas) > 1 else "input" for name in self.sources]
         open_: dict[int, _native.Feed] = {}
         sizes: dict[int, int] = {}
         receipts: list[dict[str, Any]] = []
@@ -194,7 +199,7 @@ class FeedTask:
             for source, batch in self._parted(batches):
                 if source not in open_:
                     open_[source] = self._connect(seat, partition, attempt, source, schemas[source])
-                fitting = conform(batch, schemas[source])
+                fitting = conform(batch, schemas[source], names[source])
                 sizes[source] = sizes.get(source, 0) + fitting.nbytes
                 open_[source].push(fitting)
             receipts.extend(
@@ -278,18 +283,37 @@ class Shortcut:
 
 
 def first(df: DataFrame) -> list[pa.RecordBatch] | None:
-    """All rows of a DataFrame, in their order, where they are few; None where they are not."""
+    """All rows of a DataFrame, in their order, where they are few; None where they are not.
+
+    Of each partition Spark reads no more than that many.
+    """
     from pyspark.sql import functions as F
 
-    # The number of a row in its partition, below that of the partition.
-    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    # A limit takes partitions as they come.
+    placed = df.select("*", F.monotonically_increasing_id().alias(_PLACE))
     try:
-        found = to_batches(df.where(number <= _MOST_ROWS))
+        found = to_batches(placed.limit(_MOST_ROWS + 1))
     except Exception as error:
         if "maxResultSize" in str(error):
             return None
         raise
-    return found if sum(batch.num_rows for batch in found) <= _MOST_ROWS else None
+    if sum(batch.num_rows for batch in found) > _MOST_ROWS:
+        return None
+    return _in_place(found)
+
+
+def _in_place(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Batches in the order of their last column, and without it."""
+    if not batches:
+        return []
+    table = pa.Table.from_batches(batches)
+    last = table.num_columns - 1
+    order = pc.sort_indices(table.column(last))
+    rows = table.remove_column(last)
+    if not order.equals(pa.array(range(len(order)), order.type)):
+        rows = rows.combine_chunks().take(order)
+    made: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
+    return made
 
 
 @contextlib.contextmanager

@@ -140,11 +140,12 @@ class StreamFacts:
 
         return self._of("sources", named)
 
-    def offered(self) -> float | None:
-        """Rows per second that came to the query's sources before its last batch with rows, processed or not.
+    def offered(self, fed: Callable[[int], int | None] = lambda batch: None) -> float | None:
+        """Rows per second that came to the query before its last batch with rows, processed or not.
 
         Fewer and fewer while none come, and 0 after its end; a trigger without rows does not make it 0 between two
-        batches. None before a second batch.
+        batches. None before a second batch. `fed` tells the rows that a batch had, by its number: Spark counts those of
+        its sources each time that they are read, and before what the user has put in between.
         """
 
         def rate(execution: Any) -> float | None:
@@ -155,13 +156,16 @@ class StreamFacts:
             last = next((progress for progress in newest if progress.numInputRows() > 0), None)
             if last is None:
                 return 0.0 if len(recent) else None
-            told = float(last.inputRowsPerSecond())
+            told, rows = float(last.inputRowsPerSecond()), last.numInputRows()
             if not 0.0 <= told < float("inf"):
                 return None
+            had = fed(int(last.batchId()))
+            if had is not None:
+                told, rows = told * had / rows, had
             if execution.status().isDataAvailable():
                 return told
             silent = time.time() - datetime.fromisoformat(last.timestamp().replace("Z", "+00:00")).timestamp()
-            return min(told, last.numInputRows() / silent) if silent > 0.0 else told
+            return min(told, rows / silent) if silent > 0.0 else told
 
         return self._of("last progress", rate)
 

@@ -58,6 +58,8 @@ log = logging.getLogger(__name__)
 
 #: How long a dropped query's threads are waited for, seconds: a function of the user's may hold one.
 _END_S = 10.0
+#: Rows of so many batches before the last one are known.
+_FED = 8
 #: How often a look at state begins again when the files that it reads have gone.
 _LOOKS = 3
 #: How Spark names what tasks raise that cannot reach or read a member. Other libraries have errors of these names, too.
@@ -179,8 +181,8 @@ class Query:
         self._called: int | None = None
         #: The last batch that returned: in which run of the Spark query, its number, and what it ran.
         self._last: tuple[object, int, Program, weakref.ref[DataFrame]] | None = None
-        #: The last batch that was fed, and its rows.
-        self._rows: tuple[int, int] = (-1, 0)
+        #: Rows of the last batches that were fed, by number.
+        self._fed_rows: dict[int, int] = {}
         self._waiting: _Waiting | None = None
         #: Counts the programs: members that run another one are told.
         self._functions = 0
@@ -214,6 +216,10 @@ class Query:
     def late_rows(self) -> int:
         """Rows that came too late, over all epochs."""
         return int(self._facts("late_rows", 0))
+
+    def fed(self, batch_id: int) -> int | None:
+        """Rows of a batch, however often it was fed; None of one that is long gone, or was fed by another engine."""
+        return self._fed_rows.get(batch_id)
 
     @property
     def workers(self) -> int:
@@ -347,8 +353,8 @@ class Query:
             try:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
                 self._stream.returned(batch_id)
-                if not measured.feeds and self._rows[0] == batch_id:
-                    measured.rows = self._rows[1]  # it was fed before, and is served again
+                if not measured.feeds:
+                    measured.rows = self._fed_rows.get(batch_id, 0)  # it was fed before, and is served again
                 self._last = run, batch_id, program, weakref.ref(df)
                 seconds = time.monotonic() - clock
                 phases = {
@@ -658,8 +664,10 @@ class Query:
         where = f"query {self.called} of engine {self._setup.engine}: "
         if kind == "Abandoned":
             raise Abandoned(told["epoch"])
-        if kind in ("Feed", "Sink") and waiting.raised is not None:
+        if kind == "Feed" and waiting.raised is not None:
             raise _reason(waiting.raised) from waiting.raised.__cause__
+        if kind == "Sink" and waiting.raised is not None:
+            raise waiting.raised
         if kind == "Member":
             failure = next((one for one in waiting.failures if one.facts.get("message", "") == told["message"]), None)
             raised = EngineError(where + text, **about) if failure is None else failure.exception()
@@ -725,7 +733,8 @@ class Query:
             }
             self._executor.post({"Receipt": {"ticket": facts["ticket"], "receipt": told}})
         measured.rows = sum(receipt.rows for receipt in receipts)
-        self._rows = epoch, measured.rows
+        kept = {batch: rows for batch, rows in self._fed_rows.items() if epoch - _FED <= batch < epoch}
+        self._fed_rows = {**kept, epoch: measured.rows}
         return _ended("Fed", facts)
 
     def _fed(self, rows: DataFrame, task: feeds.FeedTask, again: bool) -> list[feeds.Receipt]:

@@ -46,8 +46,12 @@ class Failure(Exception):
         return from_failure(self.facts, self.attachment)
 
 
-#: An error of penstock's at the end of a Python traceback, up to what Spark writes behind it.
-_RAISED = re.compile(r"^penstock\.errors\.(\w+): (.*?)(?=\n *SQLSTATE:|\n\s*\n|\n\tat |\Z)", re.MULTILINE | re.DOTALL)
+#: An error of penstock's at the end of a Python traceback, up to what Spark writes behind it. Where Spark hides the
+#: traceback it stands behind what Spark says.
+_RAISED = re.compile(
+    r"(?:^|from the Python worker: )penstock\.errors\.(\w+): (.*?)(?=\n *SQLSTATE:|\n\s*\n|\n\tat |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
 _TASK = re.compile(r"\btask (\d+) of the gang\b")
 _PLACE = re.compile(r"\(([^()\n]+):(\d+)\)$", re.MULTILINE)
 #: A task whose interpreter is another one than the driver's.

@@ -12,9 +12,9 @@ use penstock_plan::{CallError, Expansion, SideRows, Spoiled};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::{Call, attached, declared, refused};
+use super::{Call, attached, declared, refused_as, refused_rows};
 use crate::arrow::{RecordBatch, import_batch};
-use crate::convert::{self, Misfit};
+use crate::convert;
 
 /// Bytes of rows that one draw is after, and how many rows the first one takes.
 const DRAW_BYTES: usize = 1 << 20;
@@ -100,18 +100,20 @@ impl PyExpansion {
             let (made, left, failure, beside): Drawn<'_> = drawn.cast::<PyTuple>()?.extract()?;
             self.left = left;
             self.call.take_sides(&beside, sides)?;
-            let misfit = |reason: &str| refused(self.call.object.bind(py), reason);
+            let object = self.call.object.bind(py);
             let batch = match (self.rows, made.is_empty()) {
                 (_, true) => None,
-                (true, false) => Some(convert::from_rows(&made, &self.schema).map_err(|found| match found {
-                    Misfit::Other(error) => error,
-                    found => misfit(&found.reason()),
-                })?),
+                (true, false) => Some(
+                    convert::from_rows(&made, &self.schema).map_err(|found| refused_rows(object, &made, "", found))?,
+                ),
                 (false, false) => {
                     let batch = import_batch(&made.get_item(0)?)?;
-                    let fitting = declared(&batch, &self.schema)
-                        .map_err(|reason| misfit(&format!("what the function gave does not fit: {reason}")))?;
-                    Some(fitting)
+                    let fitting = declared(&batch, &self.schema).map_err(|reason| {
+                        let given = crate::arrow::Schema::new(batch.schema());
+                        let reason = format!("what the function gave does not fit: {reason}");
+                        refused_as(object, "refused_columns", (reason, given))
+                    });
+                    Some(fitting?)
                 }
             };
             let spoiled = match failure {
