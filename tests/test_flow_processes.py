@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
+from engine_support import Gate, wait_for
 from penstock._crew import MOST_PROCESSES, spread
 from penstock.errors import ConfigError, EngineError, UserFunctionError, WorkerLost
 
@@ -45,6 +46,12 @@ def _keys(batches: int = 40, rows: int = 500) -> list[pa.RecordBatch]:
         )
 
     return [batch(number) for number in range(batches)]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of all processes are waited for; users get those that there are after a second."""
+    monkeypatch.setattr("penstock._crew._ANSWER", 60.0)
 
 
 def _sorted(results: Any) -> _Rows:
@@ -254,6 +261,7 @@ def test_late_rows_come_to_who_runs_the_flow() -> None:
     assert sum(batch.num_rows for batch in late["one"]) == 500
 
 
+@pytest.mark.usefixtures("patient")
 def test_the_figures_are_those_of_all_processes() -> None:
     flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
     source = _keys(16)
@@ -277,6 +285,7 @@ def test_the_figures_are_those_of_all_processes() -> None:
     assert {1, 2, 3, 4, 5, 6} <= set(moves["worker"].to_pylist())
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_run_tells_its_figures_too() -> None:
     flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
     with flow.run(_keys(2), processes=1) as results:
@@ -285,6 +294,7 @@ def test_a_run_tells_its_figures_too() -> None:
         assert results.stats()["rows"].to_pylist() == [0, 1_000]
 
 
+@pytest.mark.usefixtures("patient")
 def test_scopes_of_all_processes_are_told() -> None:
     with _expanded().start(processes=2) as session:
         rows = sum(batch.num_rows for batch in session.run([b.select(["k", "v"]) for b in _keys(4, 100)]))
@@ -293,13 +303,17 @@ def test_scopes_of_all_processes_are_told() -> None:
     assert sum(scope.admitted_rows for scope in scopes) == rows == 600
 
 
-def test_a_rescale_tells_how_far_it_is_and_what_it_took() -> None:
-    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
+def test_a_rescale_tells_how_far_it_is_and_what_it_took(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    flow = pk.Flow(_COLUMNS).map_batches(gate.loading()).key_by("k").agg(n=pk.count())
     with flow.run(_keys(), processes=1) as results:
+        assert results.stats().num_rows == 2, "the first process has loaded what the next one waits for"
+        gate.close()
         handle = results.rescale(3)
         assert (handle.workers, handle.progress.workers, handle.error) == (3, 3, None)
         with pytest.raises(EngineError, match=re.escape("rescale(2): the run goes to 3 processes just now")):
             results.rescale(2)
+        gate.open()
         assert handle.wait(60) == 3
         assert handle.done
         assert (handle.progress.members, handle.progress.waits) == (3, ())
@@ -316,16 +330,22 @@ def test_a_rescale_tells_how_far_it_is_and_what_it_took() -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_a_rescale_that_is_cancelled_goes_back(processes: int) -> None:
-    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+def test_a_rescale_that_is_cancelled_goes_back(processes: int, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    plain = pk.Flow(_COLUMNS)
+    flow, expected = (
+        one.key_by("k").agg(n=pk.count(), s=pk.sum("v")) for one in (plain.map_batches(gate.loading()), plain)
+    )
     source = _keys(20)
     with flow.start(processes=2, streaming=True) as session:
         ended: list[int] = []
 
         def fed() -> Iterator[pa.RecordBatch]:
             yield from source[:5]
+            gate.close()
             handle = session.rescale(processes)
             handle.cancel()
+            gate.open()
             yield from source[5:]
             ended.append(handle.wait(60))
 
@@ -335,7 +355,7 @@ def test_a_rescale_that_is_cancelled_goes_back(processes: int) -> None:
         assert ended in ([2], [min(processes, 2)])
         bins = session.stats()["bins"].to_pylist()
     assert bins in ([0, 128, 128], [0, 256])
-    assert got == _sorted(flow.run(source, streaming=True))
+    assert got == _sorted(expected.run(source, streaming=True))
 
 
 class _CancelledLate:
@@ -482,8 +502,12 @@ def _gone(pids: list[int]) -> bool:
     return all(map(is_gone, pids))
 
 
-def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone() -> None:
-    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    plain = pk.Flow(_COLUMNS)
+    flow, expected = (
+        one.key_by("k").agg(n=pk.count(), s=pk.sum("v")) for one in (plain.map_batches(gate.loading()), plain)
+    )
     source = _keys(20)
     with flow.start(processes=2) as session:
         crew = session._crew
@@ -492,11 +516,12 @@ def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone() -> N
 
         def fed() -> Iterator[pa.RecordBatch]:
             yield from source[:5]
+            gate.close()
             handle = session.rescale(4)
-            while len(crew.processes) == 2:
-                assert not handle.done
-            # Its interpreter starts: its workers are far from joining.
+            # Its workers are far from joining: it cannot load the flow.
+            wait_for(lambda: len(crew.processes) > 2 and gate.reached.exists(), what="a new process loads")
             os.kill(crew.processes[2], signal.SIGKILL)
+            gate.open()
             yield from source[5:]
             with pytest.raises(WorkerLost, match="process 3 was killed by SIGKILL before its workers had joined"):
                 handle.wait(60)
@@ -504,7 +529,7 @@ def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone() -> N
             assert session.rescale(1).wait(60) == 1
 
         got = _sorted(session.run(fed()))
-    assert got == _sorted(flow.run(source))
+    assert got == _sorted(expected.run(source))
     assert _gone(pids)
 
 
@@ -565,8 +590,9 @@ def test_a_process_that_dies_once_it_has_left_costs_nothing(tmp_path: Path) -> N
         assert _sorted(session.run(fed())) == _sorted(expected.run(source))
 
 
-def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name() -> None:
-    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
+def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    flow = pk.Flow(_COLUMNS).map_batches(gate.loading()).key_by("k").agg(n=pk.count())
     source = _keys(20)
     with flow.start(processes=2, streaming=True) as session:
         crew = session._crew
@@ -576,18 +602,21 @@ def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name() -> No
 
         def fed() -> Iterator[pa.RecordBatch]:
             yield from source[:5]
+            gate.close()
             handles.append(session.rescale(3))
-            while len(crew.processes) == 2:
-                assert not handles[0].done
+            wait_for(lambda: len(crew.processes) > 2 and gate.reached.exists(), what="a new process loads")
             pids.extend(crew.processes)
             os.kill(pids[1], signal.SIGKILL)
             yield from itertools.cycle(source)
 
-        with pytest.raises(WorkerLost, match=r"process 2 was killed by SIGKILL$"):
-            for _ in session.run(fed()):
-                pass
-        with pytest.raises(EngineError):
-            handles[0].wait(60)
+        try:
+            with pytest.raises(WorkerLost, match=r"process 2 was killed by SIGKILL$"):
+                for _ in session.run(fed()):
+                    pass
+            with pytest.raises(EngineError):
+                handles[0].wait(60)
+        finally:
+            gate.open()
     assert _gone(pids)
 
 

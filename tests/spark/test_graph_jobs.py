@@ -21,6 +21,7 @@ import pytest
 
 import penstock as pk
 from data_support import Graph
+from engine_support import wait_for
 from penstock import errors
 from penstock.graph._options import Options
 from penstock.spark._graph.watch import watched
@@ -84,10 +85,7 @@ def test_an_interrupt_cancels_the_job(spark: Any) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         pk.graph.cliques(frame, 8, count=True, progress=interrupt)
-    deadline = time.monotonic() + 60
-    while tracker.getActiveJobsIds():
-        assert time.monotonic() < deadline, "the job goes on"
-        time.sleep(0.05)
+    wait_for(lambda: not tracker.getActiveJobsIds(), what="the job has ended")
 
 
 def test_an_interrupt_before_the_job_is_submitted_cancels_it_too(spark: Any) -> None:
@@ -95,8 +93,8 @@ def test_an_interrupt_before_the_job_is_submitted_cancels_it_too(spark: Any) -> 
     interrupted = threading.Event()
 
     def action() -> Any:
-        assert interrupted.wait(30)
-        return context.parallelize(range(1), 1).map(lambda _: time.sleep(60)).collect()
+        assert interrupted.wait(60)
+        return context.parallelize(range(1), 1).map(lambda _: time.sleep(600)).collect()
 
     def interrupt(done: int, total: int) -> None:
         interrupted.set()
@@ -104,7 +102,8 @@ def test_an_interrupt_before_the_job_is_submitted_cancels_it_too(spark: Any) -> 
 
     with pytest.raises(KeyboardInterrupt):
         watched(context, "late", action, 1, interrupt)
-    assert not context.statusTracker().getActiveJobsIds()
+    # Spark tells the thread that waits for a job before those that list what runs.
+    wait_for(lambda: not context.statusTracker().getActiveJobsIds(), what="the job has ended")
 
 
 def test_nothing_gives_nothing(spark: Any) -> None:
