@@ -26,6 +26,27 @@ def _items(seen: list[tuple[Any, Any]]) -> list[Any]:
     return [item for _, block in seen for item in (block if isinstance(block, list) else block.to_pylist())]
 
 
+async def _fetched(item: Any) -> list[Any]:
+    return [item]
+
+
+@pytest.mark.parametrize("on_failure", ["stop", "skip"])
+@pytest.mark.filterwarnings("error")
+def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: Any) -> None:
+    def program(worker: Worker, expand: Any) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.bounded(lambda items: items, expand=expand, on_failure=on_failure)
+        numbers.send([1, 2])
+
+    with pytest.raises(errors.ConfigError, match="bounded _fetched: _fetched is a coroutine function"):
+        pk.execute(lambda worker: program(worker, _fetched), workers=1)
+    with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(_fetched\)") as caught:
+        pk.execute(lambda worker: program(worker, lambda item: _fetched(item)), workers=1)
+    assert "item: 1" in str(caught.value)
+    gc.collect()  # nothing is left that was never awaited
+
+
 def _halve(stream: Stream[int]) -> Stream[int]:
     """Halve until odd, in a loop that crosses workers."""
 

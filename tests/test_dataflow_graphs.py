@@ -127,15 +127,40 @@ def test_graphs_that_cannot_run_are_refused_where_they_are_built() -> None:
         _, stream = scope.input()
         stream.enter(scope.nested().nested())
 
-    for build in (open_loop, standing_loop, twice, strangers, siblings, too_deep):
+    def nothing(scope: Any) -> None:
+        scope.concat([])
+
+    for build, why in (
+        (open_loop, "feedback was called and connect_loop was not"),
+        (
+            standing_loop,
+            "at one time: feedback -> connect_loop -> feedback; give its feedback an advance of at least 1",
+        ),
+        (twice, "connected already"),
+        (strangers, "of different scopes"),
+        (siblings, "reads a stream of scope"),
+        (too_deep, "of different scopes"),
+        (nothing, "concat got no stream"),
+    ):
 
         def program(worker: Worker, build: Any = build) -> None:
             with worker.dataflow("wrong") as scope:
                 build(scope)
             raise AssertionError("it was not refused")
 
-        with pytest.raises(errors.GraphError):
+        with pytest.raises(errors.GraphError, match=why):
             pk.execute(program, workers=2)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, 2**70, 1.5, True, None])
+def test_what_is_no_advance_or_round_is_refused_by_name(number: Any) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope, pytest.raises(errors.ConfigError, match=f"an int from 1 .* got {number!r}"):
+            scope.feedback(number)
+        with worker.barrier() as barrier, pytest.raises(errors.ConfigError, match=f"a round is .* got {number!r}"):
+            barrier.reached(number)
+
+    pk.execute(program, workers=1)
 
 
 def test_a_dataflow_cannot_be_added_to_later_nor_begun_inside_another() -> None:

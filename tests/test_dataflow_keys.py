@@ -89,8 +89,9 @@ class _Unstable:
     pass
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("key", [_Unstable(), [1], {"a": 1}, (1, _Unstable())])
-def test_a_key_without_a_stable_hash_is_refused(key: Any) -> None:
+def test_a_key_without_a_stable_hash_is_refused(key: Any, workers: int) -> None:
     def program(worker: Worker) -> None:
         with worker.dataflow() as scope:
             handle, stream = scope.input()
@@ -98,7 +99,20 @@ def test_a_key_without_a_stable_hash_is_refused(key: Any) -> None:
         handle.send([1])
 
     with pytest.raises(errors.UserFunctionError, match="has no hash that is the same in every process"):
-        pk.execute(program, workers=2)
+        pk.execute(program, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_key_function_that_raises_is_named(workers: int) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.exchange(lambda item: 1 // item)
+        handle.send([1, 0])
+
+    with pytest.raises(errors.UserFunctionError, match="ZeroDivisionError") as caught:
+        pk.execute(program, workers=workers)
+    assert "item: 0" in str(caught.value)
 
 
 @dataclasses.dataclass
@@ -120,7 +134,8 @@ def test_a_key_without_an_end_is_refused() -> None:
         deep = deep[0]
 
 
-def test_a_missing_column_and_a_key_of_the_wrong_kind_are_named() -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_missing_column_and_a_key_of_the_wrong_kind_are_named(workers: int) -> None:
     def program(key: Any, block: Any) -> Any:
         def run(worker: Worker) -> None:
             with worker.dataflow() as scope:
@@ -131,11 +146,11 @@ def test_a_missing_column_and_a_key_of_the_wrong_kind_are_named() -> None:
         return run
 
     with pytest.raises(errors.SchemaError, match=r'"x".*\["k"\]'):
-        pk.execute(program("x", pa.record_batch({"k": [1]})), workers=2)
+        pk.execute(program("x", pa.record_batch({"k": [1]})), workers=workers)
     with pytest.raises(errors.BlockError, match="got a list"):
-        pk.execute(program("x", [1]), workers=2)
+        pk.execute(program("x", [1]), workers=workers)
     with pytest.raises(errors.BlockError, match="RecordBatch: the key of such a block is the name of a column"):
-        pk.execute(program(str, pa.record_batch({"k": [1]})), workers=2)
+        pk.execute(program(str, pa.record_batch({"k": [1]})), workers=workers)
     with pytest.raises(errors.ProgramError, match="a function or names of columns"):
         try:
             pk.execute(program([3], [1]), workers=1)

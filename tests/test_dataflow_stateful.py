@@ -384,3 +384,13 @@ def later(time: int, records: list[Any], bin: Any) -> None:
 def test_what_makes_no_sense_is_told(make: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         build(make)
+
+
+def test_a_record_is_not_post_dated_beyond_the_last_time() -> None:
+    bin = _stateful.Bin()
+    bin.notify_at(2**64 - 1, "last")
+    with pytest.raises(TimeError, match="18446744073709551616, which is beyond the last one"):
+        bin.notify_at(2**64, "later")
+    with pytest.raises(TimeError, match="to -1, which is not at or after it"):
+        bin.notify_at(-1, "before")
+    assert bin._least() == 2**64 - 1

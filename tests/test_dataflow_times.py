@@ -324,3 +324,21 @@ def test_notifications_that_are_left_are_given_in_the_next_run() -> None:
         return told
 
     assert pk.execute(one_at_a_time, workers=1) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(("start", "advance", "last"), [(2**64 - 3, 1, 2**64 - 1), (0, 2**63, 2**63)])
+def test_what_goes_round_a_loop_beyond_the_last_time_is_an_error(start: int, advance: int, last: int) -> None:
+    seen: list[Any] = []
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            loop, again = scope.feedback(advance)
+            again.collect(seen)
+            stream.concat(again).map(lambda x: x - 1).filter(lambda x: x > 0).connect_loop(loop)
+        numbers.advance_to(start)
+        numbers.send([9])
+
+    with pytest.raises(errors.TimeError, match=f"round a loop at time {last} .* beyond the last time there is"):
+        pk.execute(program, workers=1)
+    assert seen[-1][0] == last

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from types import CoroutineType
 from typing import Any
 
+from penstock._coroutines import require_plain, unawaited
 from penstock.dataflow._functions import failed, name_of
 from penstock.errors import BlockError
 
@@ -116,9 +118,16 @@ def beginner(
 ) -> Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]]:
     """What the native side calls with each list: it gives the expansion of that list, and how many items it has.
 
-    `failures` takes the items whose expansion raised; None lets the first one stop the workers.
+    `failures` takes the items whose expansion raised; None lets the first one stop the workers. A coroutine in place of
+    an iterable is a fault of the step, and stops them in any case.
+
+    Raises
+    ------
+    ConfigError
+        For a coroutine function.
     """
     step = f"bounded {name_of(expand)}"
+    require_plain(expand, step)
 
     def begin(block: Any) -> tuple[Callable[[int], tuple[list[Any], int]], int]:
         if not isinstance(block, list):
@@ -146,12 +155,16 @@ class _Expansion:
         """Up to `room` items, and how many inputs are left."""
         made: list[Any] = []
         while len(made) < room and (self._live is not None or self._next < len(self._items)):
-            before = len(made)
+            before, faulty = len(made), False
             try:
                 if self._live is None:
                     self._next += 1
                     self._drawn = 0
-                    self._live = iter(self._expand(self._items[self._next - 1]))
+                    found: Any = self._expand(self._items[self._next - 1])
+                    if found.__class__ is CoroutineType:
+                        faulty = True
+                        raise TypeError(f"the function {unawaited(found)}")
+                    self._live = iter(found)
                 made.extend(islice(self._live, room - before))
                 self._drawn += len(made) - before
                 if len(made) < room:
@@ -159,7 +172,7 @@ class _Expansion:
             except Exception as error:
                 self._live = None
                 item, drawn = self._items[self._next - 1], self._drawn + len(made) - before
-                if self._failures is None:
+                if faulty or self._failures is None:
                     raised = failed(self._step, self._expand, error, item, known=True)
                     raise raised from (None if raised is error else error)
                 self._failures.add(item, drawn, error)

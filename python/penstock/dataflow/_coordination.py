@@ -8,8 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from penstock._durations import Timeout, parse_timeout
+from penstock._options import whole
 from penstock._resume import Given
-from penstock.errors import ThreadError
+from penstock.dataflow._handles import LAST
+from penstock.errors import ConfigError, ThreadError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -103,8 +105,17 @@ class Barrier:
         return self._native.advance()
 
     def reached(self, round: int) -> bool:
-        """Whether all workers have arrived for a round, as far as the last step has learned. See `advance`."""
-        return self._native.reached(round)
+        """Whether all workers have arrived for a round, as far as the last step has learned. See `advance`.
+
+        Raises
+        ------
+        ConfigError
+            When `round` is not a whole number from 0 to 2**64 - 1.
+        """
+        asked = whole(round, 0, LAST)
+        if asked is None:
+            raise ConfigError(f"a round is an int from 0 to 2**64 - 1, as wait() and advance() give it, got {round!r}")
+        return self._native.reached(asked)
 
     @property
     def round(self) -> int:
@@ -153,8 +164,9 @@ class Sequencer(Generic[X]):
 
     The order is by counters, never by clocks: what a worker pushed comes in its order, and what is pushed after
     something was read comes after it. Elements are pickled by cloudpickle, so functions may be pushed. A worker that
-    does not step holds everyone back; one that has closed its sequencer does not. An element whose unpickling raises is
-    a `BlockError`, and stays the next one.
+    does not step holds everyone back; one that has closed its sequencer does not. The logic of operators may push, also
+    while its worker waits for the next element. An element whose unpickling raises is a `BlockError` that says whose it
+    is; it counts as read, so a read or a loop after that goes on behind it. An interrupt leaves it the next one.
 
     Examples
     --------
@@ -233,7 +245,7 @@ class Sequencer(Generic[X]):
         EOFError
             When all workers have closed and everything is read.
         BlockError
-            When the element cannot be unpickled; it stays the next one.
+            When the element cannot be unpickled; it counts as read.
         CoordinationTimeout
             When nothing came in time.
         KeyboardInterrupt, UserFunctionError, WorkerStopped, WorkerLost, GraphError

@@ -11,7 +11,10 @@ from penstock.errors import ClosedError
 if TYPE_CHECKING:
     from penstock import _native
 
-__all__ = ["Block", "InputHandle", "Loop", "Probe"]
+__all__ = ["LAST", "Block", "InputHandle", "Loop", "Probe"]
+
+#: The last coordinate of a time.
+LAST = 2**64 - 1
 
 #: What a stream carries: a list of objects, or a pyarrow.RecordBatch.
 Block = Union["list[Any]", Any]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._options import whole
 from penstock.dataflow._functions import name_of
-from penstock.dataflow._handles import InputHandle, Loop
+from penstock.dataflow._handles import LAST, InputHandle, Loop
 from penstock.dataflow._operator import wrap
 from penstock.dataflow._stream import Constructor, Stream
+from penstock.errors import ConfigError, GraphError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -174,6 +176,15 @@ class Scope:
         advance : int, default 1
             What is added to the innermost coordinate on each way round; at least 1, or the dataflow is refused.
 
+        Raises
+        ------
+        ConfigError
+            When `advance` is not a whole number from 0 to 2**64 - 1.
+
+        Notes
+        -----
+        A block that would come out at a time beyond 2**64 - 1 is a `TimeError`, which stops the workers.
+
         Examples
         --------
         >>> import penstock as pk
@@ -188,11 +199,19 @@ class Scope:
         >>> pk.execute(program, workers=1)
         [[(1, [2]), (2, [1])]]
         """
-        loop, stream = self._native.feedback(advance)
+        by = whole(advance, 0, LAST)
+        if by is None:
+            raise ConfigError(f"feedback advances times by an int from 1 to 2**64 - 1, got {advance!r}")
+        loop, stream = self._native.feedback(by)
         return Loop(loop), Stream(stream, self)
 
     def concat(self, streams: Iterable[Stream[X]]) -> Stream[X]:
         """The blocks of several streams of this scope.
+
+        Raises
+        ------
+        GraphError
+            When there is none.
 
         Examples
         --------
@@ -207,7 +226,10 @@ class Scope:
         >>> pk.execute(program, workers=1)
         [[(0, ['a']), (0, ['b'])]]
         """
-        first, *others = streams
+        several = list(streams)
+        if not several:
+            raise GraphError("concat got no stream: give it at least one of this scope")
+        first, *others = several
         for other in others:
             first = first.concat(other)
         return first

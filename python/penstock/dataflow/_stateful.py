@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._options import whole
 from penstock.dataflow._functions import failed, keys_of, name_of, refused_key
-from penstock.dataflow._handles import Probe
+from penstock.dataflow._handles import LAST, Probe
 from penstock.dataflow._operator import Capability, Frontiers, Input, Output, wrap
 from penstock.errors import ConfigError, GraphError, TimeError
 
@@ -76,17 +76,16 @@ class Bin:
         Raises
         ------
         TimeError
-            When the time is over.
+            When the time is over, or is none: an int up to 2**64 - 1.
 
         Examples
         --------
         See `Stream.stateful_unary`.
         """
-        due = whole(time, self._now)
+        due = whole(time, self._now, LAST)
         if due is None:
-            raise TimeError(
-                f"a record cannot be post-dated from time {self._now} to {time!r}, which is not at or after it"
-            )
+            why = "not at or after it" if whole(time, LAST) is None else "beyond the last one, 2**64 - 1"
+            raise TimeError(f"a record cannot be post-dated from time {self._now} to {time!r}, which is {why}")
         self._count += 1
         heapq.heappush(self._due, (due, self._count, record))
 

@@ -17,6 +17,7 @@ from penstock.dataflow._functions import (
     name_of,
     observe,
     refused_key,
+    require_block,
 )
 from penstock.dataflow._handles import Block, Loop, Probe
 from penstock.dataflow._operator import Capability, Time
@@ -153,7 +154,7 @@ class Stream(Generic[X]):
         [[(0, [{'price': 20}])]]
         """
         step = f"map_blocks {name_of(func)}"
-        return self._apply(step, each_block(step, func))
+        return self._apply(step, each_block(step, func, require_block))
 
     def inspect(self, func: Callable[[X], Any]) -> Stream[X]:
         """The same items, after a function has seen each.
@@ -230,7 +231,7 @@ class Stream(Generic[X]):
         The worker is the key's 64-bit hash modulo the number of workers; the hash is the same on every worker, in every
         process and release, for a key in a list and the same one in an Arrow column. Record batches are split without
         the interpreter lock. A key function that raises, or gives a key without a stable hash, is a
-        `UserFunctionError`.
+        `UserFunctionError`. One worker alone looks at keys and columns as well, so it finds the same mistakes.
 
         Examples
         --------
@@ -387,7 +388,7 @@ class Stream(Generic[X]):
         ------
         ConfigError
             When a number is not a whole one of at least 1, or too large; when `memory` is given with both numbers,
-            which leave nothing to find.
+            which leave nothing to find; when `expand` is a coroutine function.
 
         Notes
         -----

@@ -33,4 +33,4 @@ pub mod sequencer;
 
 pub use barrier::Barrier;
 pub use error::CoordError;
-pub use sequencer::{Entry, Sequencer};
+pub use sequencer::{Entry, Pusher, Sequencer};

@@ -113,10 +113,85 @@ impl<T> Drop for Life<T> {
 /// while worker.step()? {}
 /// # Ok::<_, penstock_coord::CoordError>(())
 /// ```
-pub struct Sequencer<T> {
+pub struct Sequencer<T>(Pusher<T>);
+
+/// Pushes to a [`Sequencer`] beside its handle, as the logic of an operator does that runs while the handle waits. Belongs to the thread of
+/// its worker; clones push to the same log. It ends with the sequencer.
+///
+/// ```
+/// use penstock_coord::Sequencer;
+/// use penstock_dataflow::{Worker, fabric};
+///
+/// let mut worker = Worker::new(fabric::threads(1).remove(0));
+/// let mut sequencer = Sequencer::new(&mut worker);
+/// let pusher = sequencer.pusher();
+/// let mut input = worker.dataflow::<u64, _>("push", |scope| {
+///     let (input, stream) = scope.new_input::<char>();
+///     stream.inspect(move |_, letter| pusher.push(*letter).unwrap());
+///     input
+/// });
+/// input.send('a');
+/// assert_eq!(sequencer.wait_next(&mut worker, None)?, Some('a'));
+/// # Ok::<_, penstock_coord::CoordError>(())
+/// ```
+pub struct Pusher<T> {
     owner: usize,
     shared: Rc<Shared<T>>,
     source: Activator,
+}
+
+impl<T> Pusher<T> {
+    /// As [`Sequencer::push`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn push(&self, element: T) -> Result<(), CoordError> {
+        let (what, worker) = ("sequencer", self.owner);
+        if self.shared.closing.get() {
+            return Err(CoordError::Closed { what, worker });
+        }
+        if !self.shared.alive.get() {
+            return Err(CoordError::Gone { what, worker });
+        }
+        if self.shared.input.borrow().as_ref().is_some_and(InputHandle::is_void) {
+            return Err(CoordError::Ended { what, worker });
+        }
+        let mut pushed = self.shared.pushed.borrow_mut();
+        if pushed.is_empty() {
+            self.source.activate();
+        }
+        pushed.push(element);
+        Ok(())
+    }
+
+    /// As [`Sequencer::close`].
+    pub fn close(&self) {
+        if self.shared.closing.replace(true) {
+            return;
+        }
+        if self.shared.pushed.borrow().is_empty() {
+            drop(self.shared.input.take());
+        } else {
+            self.source.activate();
+        }
+    }
+
+    /// As [`Sequencer::is_finished`].
+    pub fn is_finished(&self) -> bool {
+        self.shared.ended.get() && self.shared.released.borrow().is_empty()
+    }
+}
+
+impl<T> Clone for Pusher<T> {
+    fn clone(&self) -> Self {
+        Pusher { owner: self.owner, shared: self.shared.clone(), source: self.source.clone() }
+    }
+}
+
+impl<T> std::fmt::Debug for Pusher<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pusher").field("worker", &self.owner).finish_non_exhaustive()
+    }
 }
 
 impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
@@ -212,7 +287,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             });
             activator
         });
-        Sequencer { owner: worker.index(), shared, source }
+        Sequencer(Pusher { owner: worker.index(), shared, source })
     }
 }
 
@@ -224,22 +299,12 @@ impl<T> Sequencer<T> {
     /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped, [`CoordError::Ended`] at a joiner
     /// whose peer had closed its own; nothing happens.
     pub fn push(&mut self, element: T) -> Result<(), CoordError> {
-        let (what, worker) = ("sequencer", self.owner);
-        if self.shared.closing.get() {
-            return Err(CoordError::Closed { what, worker });
-        }
-        if !self.shared.alive.get() {
-            return Err(CoordError::Gone { what, worker });
-        }
-        if self.shared.input.borrow().as_ref().is_some_and(InputHandle::is_void) {
-            return Err(CoordError::Ended { what, worker });
-        }
-        let mut pushed = self.shared.pushed.borrow_mut();
-        if pushed.is_empty() {
-            self.source.activate();
-        }
-        pushed.push(element);
-        Ok(())
+        self.0.push(element)
+    }
+
+    /// What pushes beside this handle, also while that waits.
+    pub fn pusher(&self) -> Pusher<T> {
+        self.0.clone()
     }
 
     /// The next element of the log, if it is known already. Does not step.
@@ -250,7 +315,7 @@ impl<T> Sequencer<T> {
 
     /// As [`Sequencer::next`], with the element's place in the order.
     pub fn next_entry(&mut self) -> Option<Entry<T>> {
-        self.shared.released.borrow_mut().pop_front()
+        self.0.shared.released.borrow_mut().pop_front()
     }
 
     /// Runs the worker until there is a next element, at most for `limit`. None when all workers have closed and everything
@@ -260,18 +325,26 @@ impl<T> Sequencer<T> {
     /// [`CoordError::Worker`] when this or another worker has stopped, [`CoordError::Silence`] after `limit`,
     /// [`CoordError::Gone`], [`CoordError::OtherWorker`].
     pub fn wait_next(&mut self, worker: &mut Worker, limit: Option<Duration>) -> Result<Option<T>, CoordError> {
-        let (what, owner) = ("sequencer", self.owner);
+        Ok(self.wait_entry(worker, limit)?.map(|entry| entry.element))
+    }
+
+    /// As [`Sequencer::wait_next`], with the element's place in the order.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_entry(&mut self, worker: &mut Worker, limit: Option<Duration>) -> Result<Option<Entry<T>>, CoordError> {
+        let (what, owner) = ("sequencer", self.0.owner);
         if worker.index() != owner {
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
-        let (shared, mut next) = (&self.shared, None);
+        let (shared, mut next) = (&self.0.shared, None);
         let known = worker.step_until(limit, || {
             next = shared.released.borrow_mut().pop_front();
             // Gone while waiting: the worker's dataflows were dropped, its error comes from the step below.
             next.is_some() || shared.ended.get() || !shared.alive.get()
         })?;
         match next {
-            Some(entry) => Ok(Some(entry.element)),
+            Some(entry) => Ok(Some(entry)),
             None if !known => Err(CoordError::Silence { waited: limit.unwrap_or_default() }),
             None if shared.ended.get() => Ok(None),
             None => {
@@ -283,37 +356,30 @@ impl<T> Sequencer<T> {
 
     /// Ends the pushing of this worker; what it pushed is still sent, and reading goes on.
     pub fn close(&mut self) {
-        if self.shared.closing.replace(true) {
-            return;
-        }
-        if self.shared.pushed.borrow().is_empty() {
-            drop(self.shared.input.take());
-        } else {
-            self.source.activate();
-        }
+        self.0.close();
     }
 
     /// Whether all workers have closed and everything is read: nothing more comes.
     pub fn is_finished(&self) -> bool {
-        self.shared.ended.get() && self.shared.released.borrow().is_empty()
+        self.0.is_finished()
     }
 
     /// The counter of this worker: what it pushes next gets this time or a later one. None when closed and sent.
     pub fn time(&self) -> Option<u64> {
-        self.shared.input.borrow().as_ref().map(|input| *input.time())
+        self.0.shared.input.borrow().as_ref().map(|input| *input.time())
     }
 }
 
 impl<T> Drop for Sequencer<T> {
     fn drop(&mut self) {
         self.close();
-        self.shared.unread.set(true);
-        self.shared.released.take();
+        self.0.shared.unread.set(true);
+        self.0.shared.released.take();
     }
 }
 
 impl<T> std::fmt::Debug for Sequencer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sequencer").field("worker", &self.owner).field("time", &self.time()).finish_non_exhaustive()
+        f.debug_struct("Sequencer").field("worker", &self.0.owner).field("time", &self.time()).finish_non_exhaustive()
     }
 }

@@ -255,6 +255,16 @@ pub struct SessionError<T: std::fmt::Debug> {
     pub ended: bool,
 }
 
+/// What was to go round a loop has no next time: the cause of an [`Error::Operator`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("what goes round a loop at time {time} comes out {advance} later, which is beyond the last time there is")]
+pub struct LoopEnd {
+    /// Time of the block.
+    pub time: String,
+    /// By how much the loop advances it.
+    pub advance: String,
+}
+
 /// The cause of an error that came from another process: its text.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{0}")]

@@ -79,7 +79,7 @@ pub mod worker;
 
 pub use activate::Activator;
 pub use channel::{Exchange, Pact, Pipeline};
-pub use error::{BoxError, Ended, Error, InputError, MemberFault, SessionError};
+pub use error::{BoxError, Ended, Error, InputError, LoopEnd, MemberFault, SessionError};
 pub use fabric::{Door, Endpoint, FabricGuard, FabricTag, JoinError, Limits, Ticket, Waker};
 pub use input::InputHandle;
 pub use lesson::Lesson;

@@ -21,7 +21,7 @@ use penstock_progress::change_batch::ChangeBatch;
 use penstock_progress::ledger::{Change, Ledger};
 use penstock_progress::meter::Meter;
 use penstock_progress::probe::ProbeHandle;
-use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target};
+use penstock_progress::reachability::{GraphBuilder, GraphError, Location, Port, Source, Target};
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::{Activator, Flags, Mark};
@@ -238,6 +238,28 @@ pub(crate) struct Region<T: Timestamp> {
     claims: RefCell<BTreeMap<Location, Rc<Slot<T>>>>,
 }
 
+/// The name of the operators that [`crate::Scope::feedback`] makes.
+pub(crate) const FEEDBACK: &str = "feedback";
+
+/// Why a graph is refused, with the operators of a cycle by their names.
+fn told<T: Timestamp>(error: &GraphError, nodes: &[Node<T>]) -> String {
+    let GraphError::CycleDoesNotAdvance { cycle } = error else { return error.to_string() };
+    let mut passed: Vec<usize> = cycle.iter().map(|location| location.node).collect();
+    passed.dedup();
+    if passed.len() > 1 && passed.first() == passed.last() {
+        passed.pop();
+    }
+    // A loop is told from where it was opened.
+    let opened = passed.iter().position(|node| nodes[*node].name == FEEDBACK).unwrap_or(0);
+    passed.rotate_left(opened);
+    let names: Vec<_> = passed.iter().chain(passed.first()).map(|node| nodes[*node].name.as_str()).collect();
+    format!(
+        "a cycle does not advance time, so what is in it could go round for ever at one time: {}; give its feedback an advance of at \
+         least 1",
+        names.join(" -> ")
+    )
+}
+
 impl<T: Timestamp> Region<T> {
     pub(crate) fn new(core: Rc<Core>, family: Rc<Family>, path: String, parent: Option<Box<dyn Any>>) -> Rc<Self> {
         let region = Rc::new(Region {
@@ -310,6 +332,12 @@ impl<T: Timestamp> Region<T> {
                     let (inputs, outputs) = (self.leaving.get(), self.entering.get());
                     (inputs, outputs, vec![vec![Antichain::new(); outputs]; inputs])
                 }
+                Body::Unbuilt if node.name == FEEDBACK => {
+                    return Err(self.refusal(
+                        "a loop is open: feedback was called and connect_loop was not, so it was never built"
+                            .to_owned(),
+                    ));
+                }
                 Body::Unbuilt => return Err(self.refusal(format!("operator {:?} was never built", node.name))),
                 Body::Operator { ports, .. } => {
                     let (inputs, outputs) = (ports.inputs.borrow(), ports.outputs.borrow().len());
@@ -328,7 +356,7 @@ impl<T: Timestamp> Region<T> {
         for (from, to) in self.edges.borrow().iter() {
             builder.add_edge(*from, *to);
         }
-        let tracker = builder.build().map_err(|error| self.refusal(error.to_string()))?;
+        let tracker = builder.build().map_err(|error| self.refusal(told(&error, &nodes)))?;
         if self.core.membership().is_some() {
             let claims = self.claims.borrow();
             let holding = |(location, _): &(Location, Counts<T>)| {

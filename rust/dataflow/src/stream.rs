@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 
 use crate::activate::Activator;
 use crate::channel::{Exchange, Pact, Pipeline, Push, SharedTee, Tee, Translate};
-use crate::error::BoxError;
+use crate::error::{BoxError, LoopEnd};
 use crate::operator::{Frontiers, Input, OperatorBuilder, Output};
-use crate::region::Body;
+use crate::region::{Body, FEEDBACK};
 use crate::scope::Scope;
 use crate::wire::Wire;
 
@@ -284,11 +284,12 @@ impl<T: Timestamp, D: 'static> FeedbackHandle<T, D> {
         builder.build(|_| {
             move |_| {
                 while let Some((capability, block)) = input.next() {
-                    // Beyond the last time there is no next round.
-                    if summary.results_in(capability.time()).is_some() {
-                        let later = capability.retain();
-                        output.session(&later).give(block);
+                    let time = capability.time();
+                    if summary.results_in(time).is_none() {
+                        return Err(LoopEnd { time: format!("{time:?}"), advance: format!("{summary:?}") }.into());
                     }
+                    let later = capability.retain();
+                    output.session(&later).give(block);
                 }
                 Ok(())
             }
@@ -298,9 +299,10 @@ impl<T: Timestamp, D: 'static> FeedbackHandle<T, D> {
 
 impl<T: Timestamp> Scope<T> {
     /// Opens a loop: blocks sent into the handle by [`Stream::connect_loop`] come out of the stream with their time advanced by
-    /// `summary`, which must be more than nothing. A loop that stays open makes the graph invalid.
+    /// `summary`, which must be more than nothing. A loop that stays open makes the graph invalid. A block whose next time is beyond the last
+    /// there is stops the workers with [`LoopEnd`].
     pub fn feedback<D: Clone + 'static>(&self, summary: T::Summary) -> (FeedbackHandle<T, D>, Stream<T, D>) {
-        let mut builder = OperatorBuilder::new(self, "feedback");
+        let mut builder = OperatorBuilder::new(self, FEEDBACK);
         let (output, stream) = builder.output();
         (FeedbackHandle { builder, output, summary }, stream)
     }

@@ -302,7 +302,8 @@ fn waiting_long_uses_no_processor() {
     }));
     // Who looks again and again has a processor, or what others leave of one, for all that time.
     let (used, waited) = times.into_iter().next().unwrap().unwrap();
-    assert!(used <= waited / 8, "{used:?} of processor time in a wait of {waited:?}");
+    // Time is told in ticks of 10 ms, and the wait is short where this worker was put aside before it.
+    assert!(used <= waited / 8 + Duration::from_millis(20), "{used:?} of processor time in a wait of {waited:?}");
 }
 
 /// Processor time of this thread, to 10 ms.

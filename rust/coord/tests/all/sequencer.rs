@@ -414,3 +414,34 @@ fn a_panic_ends_the_waits_of_the_others() {
         assert!(matches!(&result, Err(Error::Panic { worker: 1, message, .. }) if message == "enough"), "{result:?}");
     }
 }
+
+#[test]
+fn a_pusher_pushes_from_logic_while_its_sequencer_waits_and_ends_with_it() {
+    let mut worker = workers(1).remove(0);
+    let mut sequencer = Sequencer::new(&mut worker);
+    let (logic, beside) = (sequencer.pusher(), sequencer.pusher());
+    let mut input = worker.dataflow::<u64, _>("flow", |scope| {
+        let (input, stream) = scope.new_input::<u64>();
+        stream.inspect(move |_, value| {
+            logic.push(*value).unwrap();
+            if *value == 2 {
+                logic.close();
+            }
+            assert!(!logic.is_finished());
+        });
+        input
+    });
+    input.send(1);
+    input.send(2);
+    let entry = sequencer.wait_entry(&mut worker, Some(LONG)).unwrap().unwrap();
+    assert_eq!((entry.worker, entry.index, entry.element), (0, 0, 1));
+    assert_eq!(sequencer.wait_next(&mut worker, Some(LONG)).unwrap(), Some(2));
+    assert_eq!(sequencer.wait_next(&mut worker, Some(LONG)).unwrap(), None);
+    assert!(beside.is_finished());
+    assert!(matches!(beside.push(3), Err(CoordError::Closed { .. })));
+
+    let sequencer = Sequencer::<u64>::new(&mut worker);
+    let beside = sequencer.pusher();
+    drop(sequencer);
+    assert!(matches!(beside.push(3), Err(CoordError::Closed { .. })));
+}

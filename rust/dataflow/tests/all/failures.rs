@@ -10,7 +10,7 @@ use crate::frames::frame;
 use crate::support::{self, Link, TAG, join, mesh, on_mesh, tcp_pair};
 use penstock_dataflow::error::ProtocolFault;
 use penstock_dataflow::fabric::Duplex;
-use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Pipeline, Worker, execute, fabric};
+use penstock_dataflow::{BoxError, Error, Exchange, LoopEnd, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
 
 #[derive(Debug, thiserror::Error)]
@@ -432,11 +432,15 @@ fn graphs_that_cannot_run_are_refused() {
             back.inspect(|_, _| ()).connect_loop(feedback);
         });
     });
-    assert!(reason.contains("cycle"), "{reason}");
+    assert!(reason.contains("at one time: feedback -> inspect -> feedback; give its feedback an advance"), "{reason}");
     let reason = refused(&|worker| {
         worker.dataflow::<u64, _>("open", |scope| drop(scope.feedback::<u64>(1)));
     });
-    assert!(reason.contains("never built"), "{reason}");
+    assert!(reason.contains("feedback was called and connect_loop was not"), "{reason}");
+    let reason = refused(&|worker| {
+        worker.dataflow::<u64, _>("open", |scope| drop(OperatorBuilder::new(scope, "half")));
+    });
+    assert!(reason.contains("operator \"half\" was never built"), "{reason}");
     let reason = refused(&|worker| {
         worker.dataflow::<u64, _>("foreign", |scope| {
             let (_, stream) = scope.new_input::<u64>();
@@ -456,6 +460,31 @@ fn graphs_that_cannot_run_are_refused() {
         });
     });
     assert!(reason.contains("second reader"), "{reason}");
+}
+
+#[test]
+fn a_loop_beyond_the_last_time_is_an_error() {
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    let seen = Rc::new(Cell::new(0));
+    let mut input = worker.dataflow::<u64, _>("flow", |scope| {
+        let (handle, stream) = scope.new_input::<u64>();
+        let (feedback, back) = scope.feedback::<u64>(1);
+        let seen = seen.clone();
+        stream.concat(&back.inspect(move |time, _| seen.set(*time))).connect_loop(feedback);
+        handle
+    });
+    input.advance_to(u64::MAX - 1).unwrap();
+    input.send(5);
+    let error = loop {
+        match worker.step() {
+            Ok(_) => assert!(worker.has_work(), "the block is gone"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(seen.get(), u64::MAX);
+    let Error::Operator { source, .. } = error else { panic!("{error:?}") };
+    let end = source.downcast_ref::<LoopEnd>().expect("the loop's");
+    assert_eq!((end.time.as_str(), end.advance.as_str()), ("18446744073709551615", "1"));
 }
 
 #[test]

@@ -38,6 +38,8 @@ pub(crate) struct Packed {
     bytes: Vec<u8>,
 }
 
+static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
 const ITEMS: u8 = 0;
 const ROWS: u8 = 1;
 
@@ -104,7 +106,6 @@ impl Block {
     /// # Errors
     /// What pickling raises.
     pub(crate) fn pack(&self, py: Python<'_>) -> PyResult<Self> {
-        static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let packed = match self {
             Block::Items(items) => {
                 let bytes = call(py, &DUMPS, "pickle", "dumps")?.call1((items.bind(py), 5))?;
@@ -125,6 +126,16 @@ impl Block {
             Block::Packed(packed) => return Ok(Block::Packed(packed.clone())),
         };
         Ok(Block::Packed(Arc::new(packed)))
+    }
+
+    /// The first object that does not pickle by itself, in short.
+    pub(crate) fn unpicklable(&self, py: Python<'_>) -> Option<String> {
+        static SHORT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let Block::Items(items) = self else { return None };
+        let dumps = call(py, &DUMPS, "pickle", "dumps").ok()?;
+        let item = items.bind(py).iter().find(|item| dumps.call1((item, 5)).is_err())?;
+        let short = call(py, &SHORT, "penstock._functions.short", "short").ok()?;
+        short.call1((item,)).ok()?.extract().ok()
     }
 
     /// The block itself, when it came packed.

@@ -3,16 +3,17 @@
 //! A wait runs in slices, so that Ctrl-C, a stop from outside and the roll are heard during it. Elements of a sequencer are
 //! pickled (by cloudpickle, so functions may be pushed) where they are pushed and unpickled where they are read.
 //!
-//! Invariant: an element of a sequencer is the next one until it has been unpickled; what raises or is interrupted there, which is code of
-//! users, loses none.
+//! Invariants: an element of a sequencer is the next one until it has been unpickled, so an interrupt there loses none; one whose unpickling
+//! raised an `Exception` is read, so what cannot be unpickled keeps nobody from what is behind it. The logic of operators runs
+//! while a wait holds the handle: what it may do with a sequencer goes through the [`Pusher`].
 
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_coord::{Barrier, CoordError, Sequencer};
+use penstock_coord::{Barrier, CoordError, Entry, Pusher, Sequencer};
 use penstock_dataflow::Worker;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -220,44 +221,78 @@ impl DataflowBarrier {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct DataflowSequencer {
     key: Key<Slot<Sequencer<Pickled>>>,
+    pusher: Key<Pusher<Pickled>>,
     post: Post,
-    /// The element that was taken and could not be unpickled: the next one. Locked while one is.
-    taken: Mutex<Option<Pickled>>,
+    /// The element that was taken and is not unpickled yet: the next one.
+    taken: Mutex<Option<Entry<Pickled>>>,
+    /// Locked while somebody waits or unpickles.
+    reading: Mutex<()>,
 }
 
 impl DataflowSequencer {
-    pub(crate) fn new(key: Key<Slot<Sequencer<Pickled>>>, post: Post) -> Self {
-        DataflowSequencer { key, post, taken: Mutex::new(None) }
+    pub(crate) fn new(py: Python<'_>, key: Key<Slot<Sequencer<Pickled>>>, post: Post) -> PyResult<Self> {
+        let slot = key.get(py)?;
+        let pusher = slot.0.borrow().as_ref().map(Sequencer::pusher).ok_or_else(|| closed("sequencer"))?;
+        let pusher = key.address().keep("sequencer", pusher);
+        Ok(DataflowSequencer { key, pusher, post, taken: Mutex::default(), reading: Mutex::default() })
+    }
+
+    /// What was taken; no Python code runs while it is held.
+    fn taken(&self) -> MutexGuard<'_, Option<Entry<Pickled>>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The next element, unpickled: the one that was taken before, else what `take` gives.
     fn read<'py>(
         &self,
         py: Python<'py>,
-        take: impl FnOnce() -> PyResult<Option<Pickled>>,
+        take: impl FnOnce() -> PyResult<Option<Entry<Pickled>>>,
     ) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
         static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let loads = LOADS.get_or_try_init(py, || Ok::<_, PyErr>(py.import("pickle")?.getattr("loads")?.unbind()))?;
         drop(self.key.get(py)?);
-        // Only its own worker's thread comes here: who finds it locked is called by what is unpickled.
-        let Ok(mut taken) = self.taken.try_lock() else {
-            return Err(errors::raise(Kind::Dataflow, "what a sequencer unpickles cannot read from it"));
+        // Only its own worker's thread comes here: who finds it locked is called by the wait, or by what is unpickled.
+        let Ok(_reading) = self.reading.try_lock() else {
+            let message =
+                "this sequencer is being read already: by a wait that runs this step, or by what it unpickles";
+            return Err(errors::raise(Kind::Dataflow, message));
         };
-        if taken.is_none() {
-            *taken = take()?;
+        let kept = self.taken().clone();
+        let next = match kept {
+            Some(next) => next,
+            None => match take()? {
+                Some(next) => next,
+                None => return Ok(None),
+            },
+        };
+        *self.taken() = Some(next.clone());
+        let outcome = loads.bind(py).call1((PyBytes::new(py, &next.element.0),));
+        if outcome.as_ref().err().is_none_or(|error| error.is_instance_of::<PyException>(py)) {
+            *self.taken() = None;
         }
-        let Some(Pickled(bytes)) = &*taken else { return Ok(None) };
-        let made = loads.bind(py).call1((PyBytes::new(py, bytes),)).map_err(|error| {
-            if !error.is_instance_of::<PyException>(py) {
-                return error;
+        match outcome {
+            Ok(made) => Ok(Some((made,))),
+            Err(error) if error.is_instance_of::<PyException>(py) => {
+                let Entry { time, worker, index, .. } = next;
+                let message = format!(
+                    "element {index} of what worker {worker} pushed at time {time} of this sequencer cannot be unpickled: \
+                     {error}; it counts as read"
+                );
+                let made = errors::raise(Kind::Block, &message);
+                made.set_cause(py, Some(error));
+                Err(made)
             }
-            let message = format!("the next element cannot be unpickled: {error}; it stays the next one");
-            let made = errors::raise(Kind::Block, &message);
-            made.set_cause(py, Some(error));
-            made
-        })?;
-        *taken = None;
-        Ok(Some((made,)))
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Pushes and looks beside the handle, which a wait may hold.
+    fn beside<R>(&self, py: Python<'_>, work: impl FnOnce(&Pusher<Pickled>) -> R) -> PyResult<R> {
+        let slot = self.key.get(py)?;
+        if slot.0.try_borrow().is_ok_and(|held| held.is_none()) {
+            return Err(closed("sequencer"));
+        }
+        Ok(work(&*self.pusher.get(py)?))
     }
 
     fn with<R>(&self, py: Python<'_>, work: impl FnOnce(&mut Sequencer<Pickled>) -> R) -> PyResult<R> {
@@ -281,12 +316,12 @@ impl DataflowSequencer {
             made
         })?;
         let pickled = Pickled(bytes.cast::<PyBytes>()?.as_bytes().into());
-        self.with(py, |sequencer| sequencer.push(pickled))?.map_err(|error| raise(py, &error, &self.post))
+        self.beside(py, |pusher| pusher.push(pickled))?.map_err(|error| raise(py, &error, &self.post))
     }
 
     /// The next element as a tuple of one, when it is known already; does not step.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyAny>,)>> {
-        self.read(py, || self.with(py, Sequencer::next))
+        self.read(py, || self.with(py, Sequencer::next_entry))
     }
 
     /// Waits for the next element; a tuple of one, None when all workers have closed and everything is read.
@@ -295,7 +330,7 @@ impl DataflowSequencer {
         let limit = self::timeout(timeout)?;
         self.read(py, || {
             wait(py, &self.key, &self.post, "sequencer.next", limit, |sequencer, worker, slice| {
-                sequencer.wait_next(worker, Some(slice))
+                sequencer.wait_entry(worker, Some(slice))
             })
         })
     }
@@ -303,13 +338,12 @@ impl DataflowSequencer {
     /// Whether all workers have closed and everything is read.
     #[getter]
     fn finished(&self, py: Python<'_>) -> PyResult<bool> {
-        let read = self.taken.try_lock().is_ok_and(|taken| taken.is_none());
-        self.with(py, |sequencer| sequencer.is_finished() && read)
+        self.beside(py, |pusher| pusher.is_finished() && self.taken().is_none())
     }
 
     /// Ends the pushing of this worker; reading goes on. Again: nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, Sequencer::close)
+        self.beside(py, Pusher::close)
     }
 
     fn __reduce__(&self) -> PyResult<()> {

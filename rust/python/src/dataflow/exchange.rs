@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arrow_array::{RecordBatch as Batch, UInt32Array};
 use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Scope, Stream};
 use penstock_plan::hash::hash_columns_of;
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyException, PyIndexError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -45,10 +45,11 @@ pub(crate) fn exchange<T: Time>(stream: &Stream<T, Block>, name: &str, spread: S
     let mut input = builder.input(stream, Pipeline);
     let (mut output, parcels) = builder.output_unshared::<Parcel>();
     let scope = stream.scope().clone();
+    let called = name.to_owned();
     builder.build(|_| {
         move |_| {
             while let Some((capability, block)) = input.next() {
-                let parcels = split(block, &spread, &scope)?;
+                let parcels = split(block, &spread, &scope, &called)?;
                 let mut session = output.session(&capability);
                 parcels.into_iter().for_each(|parcel| session.give(parcel));
             }
@@ -75,11 +76,13 @@ pub(crate) fn exchange<T: Time>(stream: &Stream<T, Block>, name: &str, spread: S
     made
 }
 
-fn split<T: Time>(block: Block, spread: &Spread, scope: &Scope<T>) -> Result<Vec<Parcel>, BoxError> {
+/// The parts of a block, each for its worker. With one worker too the key of each item and the columns are looked at, so that mistakes there
+/// do not wait for a second one.
+fn split<T: Time>(block: Block, spread: &Spread, scope: &Scope<T>, name: &str) -> Result<Vec<Parcel>, BoxError> {
     let peers = scope.peers();
     let parts = match (spread, &block) {
-        _ if peers == 1 => vec![(0, block)],
-        (Spread::Broadcast, _) => return broadcast(&block, scope),
+        (Spread::Broadcast, _) | (Spread::Owners, Block::Items(_)) if peers == 1 => vec![(0, block)],
+        (Spread::Broadcast, _) => return broadcast(&block, scope, name),
         (Spread::Columns(columns), Block::Rows(batch)) => by_columns(batch, columns, peers)?,
         (Spread::Keys { keys, refused }, Block::Items(items)) => {
             attached(|py| by_keys(py, items, keys, refused, peers))?
@@ -99,7 +102,7 @@ fn split<T: Time>(block: Block, spread: &Spread, scope: &Scope<T>) -> Result<Vec
     let pack = |py: Option<Python<'_>>| -> PyResult<Vec<Parcel>> {
         let pack = |(to, block): (usize, Block)| {
             let block = match py {
-                Some(py) if !scope.is_local(to) => block.pack(py)?,
+                Some(py) if !scope.is_local(to) => block.pack(py).map_err(|error| unpacked(py, error, &block, name))?,
                 _ => block,
             };
             Ok(Parcel { to, block })
@@ -107,16 +110,16 @@ fn split<T: Time>(block: Block, spread: &Spread, scope: &Scope<T>) -> Result<Vec
         parts.into_iter().map(pack).collect()
     };
     match remote {
-        true => attached(|py| pack(Some(py)).map_err(|error| unpacked(py, error))),
+        true => attached(|py| pack(Some(py))),
         false => pack(None).map_err(BoxError::from),
     }
 }
 
-fn broadcast<T: Time>(block: &Block, scope: &Scope<T>) -> Result<Vec<Parcel>, BoxError> {
+fn broadcast<T: Time>(block: &Block, scope: &Scope<T>, name: &str) -> Result<Vec<Parcel>, BoxError> {
     let peers = scope.peers();
     let packed = match (0..peers).all(|to| scope.is_local(to)) {
         true => None,
-        false => Some(attached(|py| block.pack(py).map_err(|error| unpacked(py, error)))?),
+        false => Some(attached(|py| block.pack(py).map_err(|error| unpacked(py, error, block, name)))?),
     };
     let block = |to: usize| match &packed {
         Some(packed) if !scope.is_local(to) => packed.clone(),
@@ -127,19 +130,26 @@ fn broadcast<T: Time>(block: &Block, scope: &Scope<T>) -> Result<Vec<Parcel>, Bo
 
 fn by_keys(
     py: Python<'_>,
-    items: &Arc<Py<PyList>>,
+    whole: &Arc<Py<PyList>>,
     keys: &Py<PyAny>,
     refused: &Py<PyAny>,
     peers: usize,
 ) -> PyResult<Vec<(usize, Block)>> {
-    let items = items.bind(py);
-    let keys = keys.bind(py).call1((items,))?.cast_into::<PyList>()?;
-    let mut parts: Vec<Option<Bound<'_, PyList>>> = (0..peers).map(|_| None).collect();
-    for (item, key) in items.iter().zip(keys.iter()) {
-        let hash = hash::of(&key).map_err(|error| match refused.bind(py).call1((error.into_value(py),)) {
+    let items = whole.bind(py);
+    let found = keys.bind(py).call1((items,))?.cast_into::<PyList>()?;
+    let hash = |key: &Bound<'_, PyAny>| {
+        hash::of(key).map_err(|error| match refused.bind(py).call1((error.into_value(py),)) {
             Ok(error) => PyErr::from_value(error),
             Err(error) => error,
-        })?;
+        })
+    };
+    if peers == 1 {
+        found.iter().try_for_each(|key| hash(&key).map(drop))?;
+        return Ok(vec![(0, Block::Items(whole.clone()))]);
+    }
+    let mut parts: Vec<Option<Bound<'_, PyList>>> = (0..peers).map(|_| None).collect();
+    for (item, key) in items.iter().zip(found.iter()) {
+        let hash = hash(&key)?;
         parts[(hash % peers as u64) as usize].get_or_insert_with(|| PyList::empty(py)).append(item)?;
     }
     Ok(full(parts))
@@ -167,6 +177,12 @@ fn by_columns(batch: &Batch, columns: &[String], peers: usize) -> Result<Vec<(us
         })
     };
     let columns = columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
+    if peers == 1 {
+        // Types alone: what each row hashes to makes no difference.
+        let types: Vec<_> = columns.iter().map(|column| column.slice(0, 0)).collect();
+        hash_columns_of(&types, 0).map_err(|error| raised(Kind::Schema, &error.to_string()))?;
+        return Ok(vec![(0, Block::Rows(batch.clone()))]);
+    }
     let hashes =
         hash_columns_of(&columns, batch.num_rows()).map_err(|error| raised(Kind::Schema, &error.to_string()))?;
     let mut rows: Vec<Vec<u32>> = vec![Vec::new(); peers];
@@ -197,9 +213,16 @@ fn misfit(block: &str, given: &str, wanted: &str) -> BoxError {
     raised(Kind::Block, &format!("an exchange by {given} got {block}: the key of such a block is {wanted}"))
 }
 
-/// A block that cannot leave the process: `BlockError` from what pickling raised.
-fn unpacked(py: Python<'_>, error: PyErr) -> PyErr {
-    let message = format!("a block that goes to another process cannot be pickled: {error}");
+/// A block that cannot leave the process: `BlockError` from what pickling raised, with the first item that is at fault where one is alone.
+fn unpacked(py: Python<'_>, error: PyErr, block: &Block, name: &str) -> PyErr {
+    if !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    let text = error.to_string();
+    let mut message = format!("{name}: a block that goes to another process cannot be pickled: {text}");
+    if let Some(item) = block.unpicklable(py) {
+        message.push_str(&format!("\nitem: {item}"));
+    }
     let made = errors::raise_with(py, Kind::Block, &message, |_: &Bound<'_, PyDict>| Ok(()));
     made.set_cause(py, Some(error));
     made

@@ -3,7 +3,7 @@
 //! The worker on which an operator's logic raised gets that exception itself; every other worker of the run a `WorkerStopped`
 //! that names the first cause, with the exception as its cause where it happened in this process.
 
-use penstock_dataflow::{Error, MemberFault};
+use penstock_dataflow::{Error, LoopEnd, MemberFault};
 use pyo3::prelude::*;
 
 use super::block::PyCause;
@@ -13,6 +13,9 @@ use crate::errors::{self, Kind};
 pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
     let message = error.to_string();
     match error {
+        Error::Operator { worker, source, .. } if *worker == me && source.is::<LoopEnd>() => {
+            errors::raise(Kind::Time, &message)
+        }
         Error::Operator { worker, source, .. } | Error::Program { worker, source } => {
             let cause = source.downcast_ref::<PyCause>().map(|cause| PyErr::from_value(cause.exception(py).clone()));
             match cause {

@@ -387,7 +387,7 @@ impl DataflowLoop {
 /// Rows in memory of their own. What goes around a loop may be what came, held by whoever made it, who holds what it was made of: a chain with
 /// a link for each round.
 fn owned<T: Time>(stream: &Stream<T, Block>) -> Stream<T, Block> {
-    stream.unary(Pipeline, "own", |_| {
+    stream.unary(Pipeline, "connect_loop", |_| {
         move |input, output, _| {
             while let Some((capability, block)) = input.next() {
                 output.session(&capability).give(block.owned());

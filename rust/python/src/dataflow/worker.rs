@@ -425,7 +425,7 @@ impl DataflowWorker {
     /// One order of what all workers push.
     fn sequencer(&self, py: Python<'_>) -> PyResult<DataflowSequencer> {
         let key = self.beside(py, "sequencer", Sequencer::<Pickled>::new)?;
-        Ok(DataflowSequencer::new(key, self.post.clone()))
+        DataflowSequencer::new(py, key, self.post.clone())
     }
 
     /// Whether more data waits for other processes than their links should hold.
