@@ -143,8 +143,9 @@ def test_units_add_up_and_cut_heavy_vertices(graphs: Path, figures: Mapping[str,
     counts = [star.count(there_and_back, order=["a", "b", "c"], unit=unit).count for unit in units]
     # From the hub to each spoke and back, and from each spoke by the hub to each: no unit has much more than a share.
     assert sum(counts) == 1999 + 1999**2 and max(counts) < 1.5 * sum(counts) / 10
-    with pytest.raises(ValueError, match="not part"):
-        index.count(text, unit=(0, 0, 10**6, 0))
+    for unit in ((0, 0, 10**6, 0), (5, 0, 1, 0), (0, 2**31, 2, 0), (0, 0, 0, 2**32 - 1)):
+        with pytest.raises(ValueError, match=r"is no part of this search: take one that `units` gives"):
+            index.count(text, unit=unit)
 
 
 def test_the_window_is_never_exceeded(graphs: Path, figures: Mapping[str, Graph]) -> None:

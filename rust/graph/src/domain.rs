@@ -78,8 +78,10 @@ pub fn text<'a>(ends: &[u64], bytes: &'a [u8], node: u32) -> &'a [u8] {
 /// Numbers of all relations to dense numbers.
 pub(crate) struct Ranks {
     pub(crate) sorted: Vec<u64>,
-    /// All numbers up to the greatest, where they are close enough.
+    /// All numbers from `base` to the greatest, where they are close enough.
     words: Vec<Word>,
+    /// A multiple of 64 that is not above the least. (Signed numbers from 0 on are all above 2^63 here.)
+    base: u64,
 }
 
 /// Sixty-four numbers that follow one another: which of them there are, and how many before them.
@@ -91,11 +93,15 @@ struct Word {
 
 impl Ranks {
     pub(crate) fn new(numbers: impl Iterator<Item = u64> + Clone) -> Result<Self, GraphError> {
-        let (count, greatest) = numbers.clone().fold((0_u64, 0), |(n, max), id| (n + 1, u64::max(max, id)));
+        let ends = (0_u64, u64::MAX, 0);
+        let (count, least, greatest) =
+            numbers.clone().fold(ends, |(n, min, max), id| (n + 1, u64::min(min, id), u64::max(max, id)));
+        let base = if count == 0 { 0 } else { least & !63 };
+        let span = greatest.max(base) - base;
         // Sixteen bytes for 64 numbers: eight for each that is given at most.
-        if greatest / 32 <= count {
-            let mut words = vec![Word::default(); if count == 0 { 0 } else { greatest as usize / 64 + 1 }];
-            numbers.for_each(|id| words[id as usize / 64].bits |= 1 << (id % 64));
+        if span / 32 <= count {
+            let mut words = vec![Word::default(); if count == 0 { 0 } else { span as usize / 64 + 1 }];
+            numbers.for_each(|id| words[(id - base) as usize / 64].bits |= 1 << (id % 64));
             let nodes = words.iter().map(|word| u64::from(word.bits.count_ones())).sum::<u64>();
             if nodes > MOST_NODES {
                 return Err(too_many(nodes as usize));
@@ -103,9 +109,9 @@ impl Ranks {
             let mut sorted = Vec::with_capacity(nodes as usize);
             for (at, word) in (0..).zip(&mut words) {
                 word.before = sorted.len() as u32;
-                sorted.extend((0..64).filter(|bit| word.bits >> bit & 1 == 1).map(|bit| at * 64 + bit));
+                sorted.extend((0..64).filter(|bit| word.bits >> bit & 1 == 1).map(|bit| base + at * 64 + bit));
             }
-            return Ok(Self { sorted, words });
+            return Ok(Self { sorted, words, base });
         }
         let mut sorted = numbers.collect::<Vec<_>>();
         sorted.sort_unstable();
@@ -114,14 +120,14 @@ impl Ranks {
         if sorted.len() as u64 > MOST_NODES {
             return Err(too_many(sorted.len()));
         }
-        Ok(Self { sorted, words: Vec::new() })
+        Ok(Self { sorted, words: Vec::new(), base: 0 })
     }
 
     /// The rank of a number that was among those given.
     pub(crate) fn of(&self, number: u64) -> u32 {
         match self.words.is_empty() {
             false => {
-                let Word { bits, before } = self.words[number as usize / 64];
+                let Word { bits, before } = self.words[(number - self.base) as usize / 64];
                 before + (bits & ((1 << (number % 64)) - 1)).count_ones()
             }
             true => self.sorted.binary_search(&number).expect("every number was given") as u32,
@@ -177,13 +183,19 @@ mod tests {
 
     #[test]
     fn numbers_have_ranks_however_far_apart_they_are() {
-        for step in [1, 3, 31, 32, 33, 63, 64, 65, 1_000, 1 << 40] {
-            let numbers: Vec<u64> = (0..200).rev().flat_map(|at| [at * step, at * step]).collect();
+        for (step, from) in [1, 3, 31, 32, 33, 63, 64, 65, 1_000, 1 << 40]
+            .into_iter()
+            .flat_map(|step| [0, 1, 63, 64, 100, 1 << 63, (1 << 63) - 70].map(|from| (step, from)))
+        {
+            let numbers: Vec<u64> = (0..200).rev().flat_map(|at| [from + at * step, from + at * step]).collect();
             let ranks = Ranks::new(numbers.iter().copied()).unwrap();
-            let sorted: Vec<u64> = (0..200).map(|at| at * step).collect();
-            assert_eq!(ranks.sorted, sorted, "step {step}");
-            assert!((0..).zip(&sorted).all(|(rank, number)| ranks.of(*number) == rank), "step {step}");
+            let sorted: Vec<u64> = (0..200).map(|at| from + at * step).collect();
+            assert_eq!(ranks.sorted, sorted, "step {step} from {from}");
+            assert!((0..).zip(&sorted).all(|(rank, number)| ranks.of(*number) == rank), "step {step} from {from}");
+            assert_eq!(ranks.words.is_empty(), step > 64, "close ones are numbered in place, wherever they begin");
         }
+        let last = Ranks::new([u64::MAX, u64::MAX - 1].into_iter()).unwrap();
+        assert_eq!((last.of(u64::MAX - 1), last.of(u64::MAX)), (0, 1));
         assert!(Ranks::new(std::iter::empty()).unwrap().sorted.is_empty());
         let ends = Ranks::new([u64::MAX, 0].into_iter()).unwrap();
         assert_eq!((ends.of(0), ends.of(u64::MAX)), (0, 1));

@@ -1,6 +1,7 @@
-//! Edge lists as text: one edge per line, two nodes separated by tabs, blanks or a comma.
+//! Edge lists as text: one edge per line, two nodes separated by blanks, a tab or a comma.
 //!
-//! Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over. Lines
+//! A tab or comma beside which a node is missing is an error: what stands behind it may be a weight. Of a Matrix Market file, which
+//! says so in its first line, the line of sizes is read over. Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over. Lines
 //! end with a line feed, a carriage return, or both; a byte order mark before the first says nothing. Text comes in pieces of any size; a line that is no edge is an
 //! error with the name of the file and the number of the line.
 
@@ -39,6 +40,8 @@ pub struct EdgeText {
     rest: Vec<u8>,
     /// Whether the last byte was a carriage return, of which a line feed is part.
     returned: bool,
+    /// Whether the next line that says something has the sizes of a matrix.
+    sizes: bool,
     edges: u64,
 }
 
@@ -46,7 +49,7 @@ impl EdgeText {
     /// `place` is the name of the file, for errors.
     #[must_use]
     pub fn new(place: &str, ids: Ids) -> Self {
-        Self { place: place.into(), ids, line: 0, rest: Vec::new(), returned: false, edges: 0 }
+        Self { place: place.into(), ids, line: 0, rest: Vec::new(), returned: false, sizes: false, edges: 0 }
     }
 
     /// How many edges were read.
@@ -126,10 +129,23 @@ impl EdgeText {
             self.line += 1;
             let separates = |byte: &u8| matches!(byte, b' ' | b'\t' | b',');
             let mut words = line.split(separates).filter(|word| !word.is_empty());
-            let Some(first) = words.next().filter(|word| !matches!(word[0], b'#' | b'%')) else { continue };
+            let Some(first) = words.next().filter(|word| !matches!(word[0], b'#' | b'%')) else {
+                self.sizes |= self.line == 1 && line.starts_with(b"%%MatrixMarket");
+                continue;
+            };
+            if std::mem::take(&mut self.sizes) {
+                continue;
+            }
             let Some(second) = words.next() else {
                 return Err(self.wrong(self.line, format!("{:?} is one node; an edge has two", shown(first))));
             };
+            let place = |word: &[u8]| word.as_ptr() as usize - line.as_ptr() as usize;
+            let (before, between) = (&line[..place(first)], &line[place(first) + first.len()..place(second)]);
+            if !are_blanks(before) || between.len() > 1 && is_gap(between) {
+                return Err(
+                    self.wrong(self.line, format!("{:?} has no node beside a separator; an edge has two", shown(line)))
+                );
+            }
             each(match self.ids {
                 Ids::Numbers => Edge::Numbers(self.number(first)?, self.number(second)?),
                 Ids::Texts => Edge::Texts(self.text(first)?, self.text(second)?),
@@ -163,6 +179,17 @@ impl EdgeText {
     fn text<'a>(&self, word: &'a [u8]) -> Result<&'a str, GraphError> {
         std::str::from_utf8(word).map_err(|_| self.wrong(self.line, format!("node {:?} is not UTF-8", shown(word))))
     }
+}
+
+fn are_blanks(text: &[u8]) -> bool {
+    text.iter().all(|&byte| byte == b' ')
+}
+
+/// Whether a field is missing in what stands between two words.
+fn is_gap(between: &[u8]) -> bool {
+    let count = |of: u8| between.iter().filter(|&&byte| byte == of).count();
+    let commas = count(b',');
+    commas > 1 || commas == 0 && count(b'\t') > 1
 }
 
 /// A word of the file as it is shown: not more than a line of it.
@@ -208,6 +235,12 @@ mod tests {
             assert_eq!(edges, wanted.map(|(from, to)| (from.to_owned(), to.to_owned())), "in steps of {step}");
         }
         assert_eq!(read("ann bob\nbob ann\n", 3, Ids::Texts).unwrap().len(), 2);
+        let pairs = |text: &str| read(text, 5, Ids::Numbers).unwrap();
+        let edge = |from: &str, to: &str| (from.to_owned(), to.to_owned());
+        assert_eq!(pairs("1, 2\n1 ,2\n1,\t2,,7\n  1   2\t\t3\n1\t2"), vec![edge("1", "2"); 5]);
+        let matrix = "%%MatrixMarket matrix coordinate pattern general\n% x\n\n100 100 2\n1 2\n2 3\n";
+        assert_eq!(pairs(matrix), [edge("1", "2"), edge("2", "3")], "without the line of sizes");
+        assert_eq!(pairs("% x\n%%MatrixMarket\n100 100\n"), [edge("100", "100")], "only in the first line");
         assert_eq!(read("", 1, Ids::Numbers).unwrap(), []);
     }
 
@@ -215,6 +248,11 @@ mod tests {
     fn a_line_that_is_no_edge_is_named() {
         for (text, says) in [
             ("1 2\n\n3\n", "g.txt, line 3: \"3\" is one node; an edge has two"),
+            ("1 2\n1,,5\n", "g.txt, line 2: \"1,,5\" has no node beside a separator; an edge has two"),
+            ("1\t\t5\n", "g.txt, line 1: \"1\\t\\t5\" has no node"),
+            (",1,2\n", "g.txt, line 1: \",1,2\" has no node"),
+            ("\t1\t2\n", "has no node"),
+            ("1, ,2\n", "has no node"),
             ("1 2\n3 x\n", "g.txt, line 2: node \"x\" is no number"),
             ("1 2\r\n3 4\r\n3 x\r\n", "g.txt, line 3: node \"x\" is no number"),
             ("1 2\r3 4\r3 x", "g.txt, line 3: node \"x\" is no number"),

@@ -26,6 +26,17 @@ impl Unit {
         Self { from: (0, 0), to: (query.roots().len() as u32, 0) }
     }
 
+    /// Whether both of its places are some of this query, in order.
+    #[must_use]
+    pub fn is_of(&self, query: &Query) -> bool {
+        let (roots, views) = (query.roots().len() as u32, query.views());
+        let is_place = |(root, place): Place| match root < roots {
+            true => place <= width(query, &views, root),
+            false => (root, place) == (roots, 0),
+        };
+        self.from <= self.to && is_place(self.from) && is_place(self.to)
+    }
+
     /// Whether there is nothing in it.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -88,8 +88,13 @@ impl GraphSearch {
     ) -> PyResult<Self> {
         let query = py.detach(|| index.query(pattern, order))?;
         let unit = unit.map(|(root, place, end, cut)| Unit { from: (root, place), to: (end, cut) });
-        if let Some(unit) = unit.filter(|unit| unit.to > Unit::whole(&query).to) {
-            return Err(errors::raise(Kind::Value, &format!("{unit:?} is not part of this search")));
+        if let Some(unit) = unit.filter(|unit| !unit.is_of(&query)) {
+            let ((root, place), (end, cut)) = (unit.from, unit.to);
+            let told = format!(
+                "unit=({root}, {place}, {end}, {cut}) is no part of this search: take one that `units` gives for the same \
+                 pattern and order"
+            );
+            return Err(errors::raise(Kind::Value, &told));
         }
         let crew = Crew { workers, batches, batch_size, rows, in_order, unit };
         let of = Ids::of(&index.index).arrow();
