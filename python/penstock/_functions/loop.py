@@ -5,8 +5,8 @@ state, call the user's function with plain arguments, put the state back, append
 rows, so the cost of changing bins is shared by a run. What an undo needs is in a second variant, used only where a bin
 keeps a journal; so is taking as they are values that can change (`owned`).
 
-What comes out is what each call put out, so that a row that does not fit is told with the one that it came from: a row,
-or a `Gap` and so many rows. Mostly each puts out one, and that is the list of rows.
+What comes out is what each call put out, one entry per row, so that a row that does not fit is told with the one that
+it came from: None, a row, or a list of rows. Mostly each puts out one, and that is the list of rows.
 
 What the rows of a bin take is added up there (`BinState.spent_s`): the clock is read between chunks anyhow, so a bin
 costs an addition a block.
@@ -24,7 +24,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from penstock._functions.owned import GAPS, Gap
 from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
@@ -45,7 +44,7 @@ _MOST_ROWS: Final = 1 << 14
 
 _SOURCE = """
 def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
-    append, extend, take, each = out.append, out.extend, own.one, own.each
+    append, take = out.append, own.row
     uneven = False
     {key} = None
     {values}
@@ -63,16 +62,9 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
                         states[{key}] = state
                     if type(made) is tuple:
                         append({row})
-                    elif made is None:
-                        uneven = True
-                        append(NONE)
-                    elif type(made) is list:
-                        uneven = True
-                        count = len(made)
-                        append(GAPS[count] if count < GAPS_KEPT else Gap(count))
-                        extend({rows})
                     else:
-                        append({other})
+                        uneven = True
+                        append(None if made is None else {rows} if type(made) is list else {other})
             except BaseException as error:
                 bin.taint()
                 raise failed(error, {key}, ({arguments})) from (error if isinstance(error, Exception) else None)
@@ -91,8 +83,8 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
 """
 
 #: What is appended: as it is, or of its own.
-_TAKEN: Final = {"row": "made", "rows": "made", "other": "as_row(made)"}
-_OWNED: Final = {"row": "take(made)", "rows": "each(made)", "other": "take(as_row(made))"}
+_TAKEN: Final = {"row": "made", "rows": "made[:]", "other": "as_row(made)"}
+_OWNED: Final = {"row": "take(made)", "rows": "list(own.each(made))", "other": "own.one(as_row(made))"}
 
 _PLAIN = "state, made = step(get({key}), {arguments})"
 
@@ -149,12 +141,8 @@ def row_loop(
         "__name__": __name__,
         "ATOMIC": ATOMIC,
         "BrokenOff": BrokenOff,
-        "GAPS": GAPS,
-        "GAPS_KEPT": len(GAPS),
-        "Gap": Gap,
         "MISSING": MISSING,
         "MOST": _MOST_ROWS,
-        "NONE": GAPS[0],
         "SLOW": _SLOW_S,
         "as_row": _as_row_or_side if sides else _as_row,
         "clock": time.perf_counter,

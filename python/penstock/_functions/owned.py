@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from penstock._sides import Declared, Side, apart
 from penstock._wholes import first_cut
 
-__all__ = ["GAPS", "Gap", "Made", "Origin", "Owner", "Refuse", "call_of", "flattened", "owner", "parted"]
+__all__ = ["Made", "Origin", "Owner", "Refuse", "call_of", "flattened", "owner", "parted"]
 
 _Own: TypeAlias = Callable[[Any], Any]
 
@@ -93,10 +93,6 @@ def _within(all_of: Made, some: list[Any], side: str | None) -> Made:
     return made
 
 
-def _unchanged(row: Any) -> Any:
-    return row
-
-
 class Owner:
     """Takes what a function puts out as it is.
 
@@ -109,57 +105,63 @@ class Owner:
 
     Attributes
     ----------
-    one
-        Takes a row, or rows for a side output; what is neither stays.
+    row
+        Takes a tuple.
     plain
         Whether nothing can change, in side outputs neither.
     """
 
-    __slots__ = ("_row", "_sides", "one", "plain")
+    __slots__ = ("_sides", "plain", "row")
 
     def __init__(self, schema: pa.Schema, sides: Declared = ()) -> None:
-        owns = _of_columns(schema)
-        self._row = _row_owner(owns)
-        self._sides = {name: _row_owner(found) for name, columns in sides if any(found := _of_columns(columns))}
-        self.plain = not any(owns) and not self._sides
-        self.one: _Own = _row_owner(owns, self._other)
+        row = _row_owner(schema)
+        self.row: _Own = row or _unchanged
+        self._sides = {name: own for name, columns in sides if (own := _row_owner(columns)) is not None}
+        self.plain = row is None and not self._sides
+
+    def one(self, made: Any) -> Any:
+        """A row, or rows for a side output. What is neither stays."""
+        if isinstance(made, tuple):
+            return self.row(made)
+        if type(made) is Side and isinstance(made.name, str) and (own := self._sides.get(made.name)) is not None:
+            rows = made.rows
+            if type(rows) is list:
+                return Side(made.name, [own(row) if isinstance(row, tuple) else row for row in rows])
+            return Side(made.name, own(rows) if isinstance(rows, tuple) else rows)
+        return made
 
     def each(self, made: Iterable[Any]) -> Iterable[Any]:
         """As `one`, of each."""
         return made if self.plain else map(self.one, made)
 
-    def _other(self, made: Any) -> Any:
-        """What is not exactly a tuple of as many values as there are columns."""
-        if isinstance(made, tuple):
-            return self._row(tuple(made))
-        if type(made) is not Side or not isinstance(made.name, str) or (own := self._sides.get(made.name)) is None:
-            return made
-        rows = made.rows
-        if type(rows) is list:
-            return Side(made.name, [own(tuple(row)) if isinstance(row, tuple) else row for row in rows])
-        return Side(made.name, own(tuple(rows)) if isinstance(rows, tuple) else rows)
+
+def _unchanged(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return row
 
 
-def _of_columns(schema: pa.Schema) -> list[_Own | None]:
-    return [None if kind in _STRICT else owner(kind) for kind in schema.types]
+def _row_owner(schema: pa.Schema) -> _Own | None:
+    found = [(place, own) for place, kind in enumerate(schema.types) if (own := owner(kind)) and kind not in _STRICT]
+    if not found:
+        return None
+    width = len(schema)
+    if len(found) == 1:
+        at, only = found[0]
+        after = at + 1
 
+        def own_one(row: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (*row[:at], only(row[at]), *row[after:]) if len(row) == width else row
 
-def _row_owner(owns: Sequence[_Own | None], other: _Own = _unchanged) -> _Own:
-    """What takes a tuple of as many values, written out; `other` takes what is none."""
-    names = [f"v{place}" for place in range(len(owns))]
-    values = [name if own is None else f"own_{name}({name})" for name, own in zip(names, owns, strict=True)]
-    source = f"""
-def take(row):
-    if type(row) is not tuple or len(row) != {len(owns)}:
-        return other(row)
-    {", ".join(names)}, = row
-    return {", ".join(values)},
-"""
-    scope: dict[str, Any] = {"other": other} | {f"own_{name}": own for name, own in zip(names, owns, strict=True)}
-    if any(owns):
-        exec(compile(source, "<penstock rows>", "exec"), scope)
-        return cast(_Own, scope["take"])
-    return lambda row: row if type(row) is tuple else other(row)
+        return own_one
+
+    def own_several(row: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(row) != width:
+            return row
+        values = list(row)
+        for place, own in found:
+            values[place] = own(values[place])
+        return tuple(values)
+
+    return own_several
 
 
 def owner(kind: pa.DataType) -> _Own | None:
@@ -202,18 +204,13 @@ def _all_of(own: _Own | None, values: Iterable[Any]) -> list[Any]:
 
 def _list_owner(kind: Any) -> _Own:
     inner = owner(kind.value_type)
-    nested = inner is not None and inner is not _bytes
 
     def own(value: Any) -> Any:
-        if type(value) is list:
-            if nested:
-                return [inner(one) for one in value]  # type: ignore[misc]
-            return value[:] if inner is None or _FIXED.issuperset(map(type, value)) else list(map(inner, value))
         of = type(value)
-        if of in _FIXED or (inner is None and of is tuple):
-            return value
         if of in _LISTS or isinstance(value, list):
             return _all_of(inner, value)
+        if of in _FIXED or (inner is None and of is tuple):
+            return value
         if isinstance(value, tuple):
             return tuple(_all_of(inner, value))
         if of.__module__ == "numpy" and of.__name__ == "ndarray" and not value.dtype.hasobject:
@@ -224,24 +221,24 @@ def _list_owner(kind: Any) -> _Own:
 
 
 def _struct_owner(kind: Any) -> _Own:
+    owns = {field.name: found for field in kind if (found := owner(field.type)) is not None}
+    nested = {name: found for name, found in owns.items() if found is not _bytes}
     at = [(place, found) for place, field in enumerate(kind) if (found := owner(field.type)) is not None]
-    texts = [kind[place].name for place, found in at if found is _bytes]
-    nested = [(kind[place].name, found) for place, found in at if found is not _bytes]
     width = kind.num_fields
 
     def own(value: Any) -> Any:
         if isinstance(value, dict):
-            made = value.copy() if type(value) is dict else dict(value)
-            get = made.get
-            for name in texts:
-                if type(found := get(name)) is not str and type(found) in _BUFFERS:
-                    made[name] = bytes(found)
-            for name, turn in nested:
-                if (found := get(name)) is not None:
-                    made[name] = turn(found)
+            made = dict(value)
+            if owns:
+                mine = nested if _BUFFERS.isdisjoint(map(type, made.values())) else owns
+                for name, turn in mine.items():
+                    if name in made:
+                        made[name] = turn(made[name])
             return made
         if value is None or not (isinstance(value, tuple) and len(value) == width):
             return _converted(kind, value)
+        if not at:
+            return value
         values = list(value)
         for place, turn in at:
             values[place] = turn(values[place])
@@ -278,43 +275,22 @@ def _converted(kind: pa.DataType, value: Any) -> Any:
     return value
 
 
-class Gap:
-    """In what calls put out, in front of the rows of one that put out a list, or none."""
-
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-
-#: By number of rows.
-GAPS: Final = tuple(map(Gap, range(64)))
-
-
 def flattened(outcomes: Sequence[Any]) -> Made:
-    """The rows of what calls put out: of each call a row, or a `Gap` and so many rows."""
-    return Made([one for one in outcomes if type(one) is not Gap])
+    """The rows of what calls put out: of each call None, a row or a list of rows."""
+    made = Made()
+    append, extend = made.append, made.extend
+    for one in outcomes:
+        if type(one) is list:
+            extend(one)
+        elif one is not None:
+            append(one)
+    return made
 
 
 def call_of(outcomes: Sequence[Any], place: int) -> int:
-    """Which of these calls put out the row at a place of `flattened`.
-
-    Examples
-    --------
-    >>> outcomes = [GAPS[0], (1,), GAPS[2], (2,), (3,), (4,)]
-    >>> [call_of(outcomes, place) for place in range(4)]
-    [1, 2, 2, 3]
-    """
-    call, left = -1, 0
-    for one in outcomes:
-        if type(one) is Gap:
-            call, left = call + 1, one.rows
-            continue
-        if left:
-            left -= 1
-        else:
-            call += 1
-        if place == 0:
-            return call
-        place -= 1
+    """Which of these calls put out the row at a place of `flattened`."""
+    for number, one in enumerate(outcomes):
+        place -= len(one) if type(one) is list else one is not None
+        if place < 0:
+            return number
     raise IndexError(place)

@@ -222,31 +222,15 @@ class TimedBin(BinState):
 
 
 class _Out(Made):
-    """Rows that come out, and the calls that put some out.
-
-    Attributes
-    ----------
-    starts
-        Of each call the place of its first row.
-    calls
-        Of each call its key; of one for a row where that is in its run.
-    runs
-        The first call of a run, the function, and of one over rows their keys and columns.
+    """Rows that come out, and the calls that put out some: the place of its first row, the function, the key, and the
+    values of the row that it was for, or None.
     """
 
-    __slots__ = ("calls", "runs", "starts")
+    __slots__ = ("calls",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.starts: list[int] = []
-        self.calls: list[Any] = []
-        self.runs: list[tuple[int, Callable[..., Any], Sequence[Any] | None, Sequence[Sequence[Any]]]] = []
-
-    def begin(
-        self, func: Callable[..., Any], keys: Sequence[Any] | None = None, columns: Sequence[Sequence[Any]] = ()
-    ) -> None:
-        """A run of calls of a function."""
-        self.runs.append((len(self.starts), func, keys, columns))
+        self.calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]] = []
 
 
 def _list_bytes(values: list[Any]) -> int:
@@ -363,34 +347,28 @@ class TimedCall:
         return self._parted(out)
 
     def _parted(self, out: _Out) -> Made | tuple[Made, list[tuple[int, Made]]]:
-        out.whence = functools.partial(self._whence, out.starts, out.calls, out.runs)
+        out.whence = functools.partial(self._whence, out.calls)
         return parted(out, self.sides, self._refuse) if self.sides else out
 
-    def _whence(self, starts: list[int], calls: list[Any], runs: list[Any], place: int) -> Origin:
-        call = bisect.bisect_right(starts, place) - 1
-        _, func, keys, columns = runs[bisect.bisect_right(runs, call, key=operator.itemgetter(0)) - 1]
-        if keys is None:
-            return Origin(func, tuple(self._parts(calls[call])))
-        at = calls[call]
-        row = dict(zip(self._names, (column[at] for column in columns), strict=True))
-        return Origin(func, tuple(self._parts(keys[at])), row)
+    def _whence(self, calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]], place: int) -> Origin:
+        _, func, key, values = calls[bisect.bisect_right(calls, place, key=operator.itemgetter(0)) - 1]
+        row = None if values is None else dict(zip(self._names, values, strict=True))
+        return Origin(func, tuple(self._parts(key)), row)
 
     def _rows(self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: _Out) -> None:
         times = columns[-1] if self._timed else None
         columns = columns[:-1] if self._timed else columns
         rows = zip(*columns, strict=True) if columns else (() for _ in keys)
         step, stopped = self.func, self._stopped
-        out.begin(step, keys, columns)
         for at, (key, values) in enumerate(zip(keys, rows, strict=True)):
             if times is not None:
                 now_us = None if times[at] is None else to_us(times[at])
-            self._call(bin, key, now_us, step, values, None, out, at)
+            self._call(bin, key, now_us, step, values, None, out)
             if stopped():
                 raise BrokenOff
 
     def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: _Out) -> None:
         assert self._on_timer is not None
-        out.begin(self._on_timer)
         while (found := bin.due(limit_us)) is not None:
             key = found[0]
             state, used, timers = bin.states[key]
@@ -399,7 +377,7 @@ class TimedCall:
             bin.put(key, state, used, timers, self._ttl_us)
             time = self._time(at_us)
             now_us = clock_us if self._by_clock else at_us
-            self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out, key)
+            self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out)
             bin.next_timer(key)
             if self._stopped():
                 raise BrokenOff
@@ -407,12 +385,11 @@ class TimedCall:
     def _ends(self, bin: TimedBin, out: _Out) -> None:
         at_end = self._at_end
         assert at_end is not None
-        out.begin(at_end)
         for key, entry in list(bin.states.items()):
             bin.keep(key, entry)
             if entry[0] is not None:
                 try:
-                    self._take(at_end(entry[0], *self._parts(key)), out, key)
+                    self._take(at_end(entry[0], *self._parts(key)), out, at_end, key, None)
                 except BaseException as error:
                     raise self._fault(bin, at_end, error, None, key) from (
                         error if isinstance(error, Exception) else None
@@ -430,9 +407,8 @@ class TimedCall:
         arguments: tuple[Any, ...],
         least_us: int | None,
         out: _Out,
-        told: Any,
     ) -> None:
-        """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself; `told` as in `_take`."""
+        """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself."""
         entry = bin.states.get(key)
         bin.keep(key, entry)
         state, used, timers = (None, None, []) if entry is None else entry
@@ -446,7 +422,7 @@ class TimedCall:
             new: list[tuple[int, Any]] = []
             if len(result) == 3:
                 new = self._later(result[2], least_us)
-            self._take(result[1], out, told)
+            self._take(result[1], out, func, key, arguments if least_us is None else None)
         except BaseException as error:
             row = dict(zip(self._names, arguments, strict=True)) if least_us is None else None
             raise self._fault(bin, func, error, row, key) from (error if isinstance(error, Exception) else None)
@@ -486,14 +462,13 @@ class TimedCall:
             return f"the function {unawaited(result)}"
         return NOTHING if result is None else f"the function returned {short(result)}; it must be {self._returns}"
 
-    def _take(self, made: Any, out: _Out, told: Any) -> None:
-        """Take what a call puts out, of which `told` is what `_Out.calls` says."""
+    def _take(self, made: Any, out: _Out, func: Callable[..., Any], key: Any, values: tuple[Any, ...] | None) -> None:
+        """Take what a function puts out for a key, and for a row of these values."""
         if made is None:
             return
-        out.starts.append(len(out))
-        out.calls.append(told)
+        out.calls.append((len(out), func, key, values))
         if isinstance(made, tuple):
-            out.append(self._own.one(tuple(made)))
+            out.append(self._own.row(tuple(made)))
         elif type(made) is list:
             out.extend(self._own.each(made))
         elif self.sides and type(made) is Side:
