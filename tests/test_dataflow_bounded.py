@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,10 @@ async def _fetched(item: Any) -> list[Any]:
     return [item]
 
 
+async def _streamed(item: Any) -> AsyncIterator[Any]:
+    yield item
+
+
 @pytest.mark.parametrize("on_failure", ["stop", "skip"])
 @pytest.mark.filterwarnings("error")
 def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: Any) -> None:
@@ -44,6 +48,10 @@ def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: 
     with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(_fetched\)") as caught:
         pk.execute(lambda worker: program(worker, lambda item: _fetched(item)), workers=1)
     assert "item: 1" in str(caught.value)
+    with pytest.raises(errors.ConfigError, match="bounded _streamed: _streamed is a coroutine function"):
+        pk.execute(lambda worker: program(worker, _streamed), workers=1)
+    with pytest.raises(errors.UserFunctionError, match=r"the function returned an async generator \(_streamed\)"):
+        pk.execute(lambda worker: program(worker, lambda item: _streamed(item)), workers=1)
     gc.collect()  # nothing is left that was never awaited
 
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
@@ -171,6 +172,33 @@ def test_what_is_no_block_is_named_with_its_step_and_place(made: Any, kind: str)
     with pytest.raises(errors.BlockError, match=f"RecordBatch, got {kind}") as caught:
         pk.execute(program, workers=1)
     assert "in map_blocks <lambda> (" in str(caught.value) and f"{__file__}:" in str(caught.value)
+
+
+class _Liar:
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+        raise OSError("no such buffer")
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "says"),
+    [
+        (pa.array([1]), errors.UserFunctionError, "map_blocks <lambda>: TypeError: expected a record batch"),
+        (pa.chunked_array([[1]]), errors.SchemaError, "this Arrow data cannot be used"),
+        (_Liar(), errors.UserFunctionError, "map_blocks <lambda>: OSError: no such buffer"),
+    ],
+)
+def test_arrow_data_that_is_no_batch_is_named_with_its_step_and_place(
+    made: Any, error: type[Exception], says: str
+) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.map_blocks(lambda block: made)
+        numbers.send([1])
+
+    with pytest.raises(error, match=says) as caught:
+        pk.execute(program, workers=1)
+    assert "map_blocks <lambda>" in str(caught.value) and f"({__file__}:" in str(caught.value)
 
 
 def test_waiting_for_what_cannot_come_is_an_error() -> None:

@@ -115,6 +115,30 @@ def test_a_key_function_that_raises_is_named(workers: int) -> None:
     assert "item: 0" in str(caught.value)
 
 
+@dataclasses.dataclass(repr=False)
+class _Interrupted:
+    part: int
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "part":
+            raise KeyboardInterrupt
+        return object.__getattribute__(self, name)
+
+
+def test_an_interrupt_in_the_hash_of_a_key_is_no_error_of_the_key() -> None:
+    key = object.__new__(_Interrupted)
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.exchange(lambda item: key)
+        handle.send([1])
+
+    with pytest.raises(errors.ProgramError, match="raised KeyboardInterrupt") as caught:
+        pk.execute(program, workers=1)
+    assert isinstance(caught.value.__cause__, KeyboardInterrupt)
+
+
 @dataclasses.dataclass
 class _Peer:
     peer: Any = None

@@ -660,8 +660,15 @@ class DataflowScope:
 class DataflowStream:
     """The blocks that one output sends, on this worker."""
 
-    def apply(self, name: str, call: Callable[..., Any], timed: bool) -> DataflowStream:
-        """Each block through ``call(block)``; with `timed`, ``call(time, block)`` only looks on."""
+    def apply(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        timed: bool,
+        refused: Callable[[Exception], Exception] | None = None,
+    ) -> DataflowStream:
+        """Each block through ``call(block)``; with `timed`, ``call(time, block)`` only looks on. `refused` makes the
+        error of what is no block."""
 
     def concat(self, other: DataflowStream) -> DataflowStream:
         """The blocks of this and another stream."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import CoroutineType
+from types import AsyncGeneratorType, CoroutineType
 from typing import Any
 
 from penstock._coroutines import require_plain, unawaited
@@ -118,8 +118,8 @@ def beginner(
 ) -> Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]]:
     """What the native side calls with each list: it gives the expansion of that list, and how many items it has.
 
-    `failures` takes the items whose expansion raised; None lets the first one stop the workers. A coroutine in place of
-    an iterable is a fault of the step, and stops them in any case.
+    `failures` takes the items whose expansion raised; None lets the first one stop the workers. A coroutine or async
+    generator in place of an iterable is a fault of the step, and stops them in any case.
 
     Raises
     ------
@@ -135,6 +135,15 @@ def beginner(
         return _Expansion(step, expand, block, failures).draw, len(block)
 
     return begin
+
+
+def _unrun(made: Any) -> str:
+    """What is wrong with a function that returned this in place of an iterable."""
+    if made.__class__ is CoroutineType:
+        return unawaited(made)
+    return (
+        f"returned an async generator ({made.__qualname__}), which is no iterable: collect it inside, as by asyncio.run"
+    )
 
 
 class _Expansion:
@@ -161,9 +170,9 @@ class _Expansion:
                     self._next += 1
                     self._drawn = 0
                     found: Any = self._expand(self._items[self._next - 1])
-                    if found.__class__ is CoroutineType:
+                    if found.__class__ in (CoroutineType, AsyncGeneratorType):
                         faulty = True
-                        raise TypeError(f"the function {unawaited(found)}")
+                        raise TypeError(f"the function {_unrun(found)}")
                     self._live = iter(found)
                 made.extend(islice(self._live, room - before))
                 self._drawn += len(made) - before

@@ -28,8 +28,7 @@ __all__ = [
     "mapped",
     "name_of",
     "observe",
-    "refused_key",
-    "require_block",
+    "refusal",
 ]
 
 R = TypeVar("R")
@@ -92,9 +91,8 @@ def each_item(
     return call
 
 
-def each_block(step: str, func: Callable[..., R], check: Callable[[R], None] = lambda made: None) -> Callable[..., R]:
-    """`func` itself, with its exceptions turned into the user's error, and those of a check of what it gives; as
-    `each_item`."""
+def each_block(step: str, func: Callable[..., R]) -> Callable[..., R]:
+    """`func` itself, with its exceptions turned into the user's error; as `each_item`."""
     require_plain(func, step)
 
     def call(*arguments: Any) -> R:
@@ -102,27 +100,12 @@ def each_block(step: str, func: Callable[..., R], check: Callable[[R], None] = l
             result = func(*arguments)
             if result.__class__ is CoroutineType:
                 _refuse(result)
-            check(result)
             return result
         except Exception as error:
             made = failed(step, func, error)
             raise made from _cause(made, error)
 
     return call
-
-
-def require_block(made: Any) -> None:
-    """Refuse what is no block, nor None for nothing.
-
-    Raises
-    ------
-    BlockError
-        It names what was given instead.
-    """
-    if made is None or isinstance(made, (list, tuple)):
-        return
-    if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
-        raise BlockError(f"a block is a list of objects or a pyarrow.RecordBatch, got {type(made).__name__}")
 
 
 def _refuse(made: Any) -> Any:
@@ -171,11 +154,11 @@ def keys_of(step: str, key: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
     return each_item(step, key, mapped, "the name of a column as key")
 
 
-def refused_key(step: str, key: Callable[[Any], Any]) -> Callable[[Exception], Exception]:
-    """What to raise where a key has no stable hash."""
+def refusal(step: str, func: Callable[..., Any]) -> Callable[[Exception], Exception]:
+    """What to raise where what `func` gave is refused: a key without a stable hash, or what is no block."""
 
     def refused(error: Exception) -> Exception:
-        made = failed(step, key, error)
+        made = failed(step, func, error)
         made.__cause__ = _cause(made, error)
         return made
 

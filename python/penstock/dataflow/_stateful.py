@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._options import whole
-from penstock.dataflow._functions import failed, keys_of, name_of, refused_key
+from penstock.dataflow._functions import failed, keys_of, name_of, refusal
 from penstock.dataflow._handles import LAST, Probe
 from penstock.dataflow._operator import Capability, Frontiers, Input, Output, wrap
 from penstock.errors import ConfigError, GraphError, TimeError
@@ -168,7 +168,7 @@ class _Router:
         self._step = step
         self._sides = sides
         self._keys = [keys_of(step, key) for key in keys]
-        self._refused = [refused_key(step, key) for key in keys]
+        self._refused = [refusal(step, key) for key in keys]
         self._bits = bits
         self._index, self._peers = place
         self._bins = bins

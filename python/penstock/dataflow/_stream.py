@@ -16,8 +16,7 @@ from penstock.dataflow._functions import (
     mapped,
     name_of,
     observe,
-    refused_key,
-    require_block,
+    refusal,
 )
 from penstock.dataflow._handles import Block, Loop, Probe
 from penstock.dataflow._operator import Capability, Time
@@ -76,8 +75,15 @@ class Stream(Generic[X]):
         #: The scope that it is in.
         self.scope = scope
 
-    def _apply(self, step: str, call: Callable[..., Any], *, timed: bool = False) -> Stream[Any]:
-        return Stream(self._native.apply(step, call, timed), self.scope)
+    def _apply(
+        self,
+        step: str,
+        call: Callable[..., Any],
+        *,
+        timed: bool = False,
+        refused: Callable[[Exception], Exception] | None = None,
+    ) -> Stream[Any]:
+        return Stream(self._native.apply(step, call, timed, refused), self.scope)
 
     # Items and blocks
 
@@ -154,7 +160,7 @@ class Stream(Generic[X]):
         [[(0, [{'price': 20}])]]
         """
         step = f"map_blocks {name_of(func)}"
-        return self._apply(step, each_block(step, func, require_block))
+        return self._apply(step, each_block(step, func), refused=refusal(step, func))
 
     def inspect(self, func: Callable[[X], Any]) -> Stream[X]:
         """The same items, after a function has seen each.
@@ -231,7 +237,8 @@ class Stream(Generic[X]):
         The worker is the key's 64-bit hash modulo the number of workers; the hash is the same on every worker, in every
         process and release, for a key in a list and the same one in an Arrow column. Record batches are split without
         the interpreter lock. A key function that raises, or gives a key without a stable hash, is a
-        `UserFunctionError`. One worker alone looks at keys and columns as well, so it finds the same mistakes.
+        `UserFunctionError`. One worker alone calls the key function of each item and looks at columns as well, so it
+        finds the same mistakes, at the same cost.
 
         Examples
         --------
@@ -251,7 +258,7 @@ class Stream(Generic[X]):
             key = [key]
         if callable(key):
             step = f"exchange {name_of(key)}"
-            made = self._native.exchange_keys(step, keys_of(step, key), refused_key(step, key))
+            made = self._native.exchange_keys(step, keys_of(step, key), refusal(step, key))
         else:
             columns = list(key)
             if not columns or not all(isinstance(column, str) for column in columns):

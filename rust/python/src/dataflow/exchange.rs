@@ -17,8 +17,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::block::{Block, Parcel, attached};
-use super::hash;
 use super::time::Time;
+use super::{failure, hash};
 use crate::errors::{self, Kind};
 
 /// How blocks spread over the workers.
@@ -137,12 +137,7 @@ fn by_keys(
 ) -> PyResult<Vec<(usize, Block)>> {
     let items = whole.bind(py);
     let found = keys.bind(py).call1((items,))?.cast_into::<PyList>()?;
-    let hash = |key: &Bound<'_, PyAny>| {
-        hash::of(key).map_err(|error| match refused.bind(py).call1((error.into_value(py),)) {
-            Ok(error) => PyErr::from_value(error),
-            Err(error) => error,
-        })
-    };
+    let hash = |key: &Bound<'_, PyAny>| hash::of(key).map_err(|error| failure::refusal(py, refused, error));
     if peers == 1 {
         found.iter().try_for_each(|key| hash(&key).map(drop))?;
         return Ok(vec![(0, Block::Items(whole.clone()))]);

@@ -4,6 +4,7 @@
 //! that names the first cause, with the exception as its cause where it happened in this process.
 
 use penstock_dataflow::{Error, LoopEnd, MemberFault};
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use super::block::PyCause;
@@ -45,6 +46,17 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
         Error::WrongCapability { .. } => errors::raise(Kind::Capability, &message),
         Error::TooLarge { .. } => errors::raise(Kind::Block, &message),
         _ => errors::raise(Kind::Dataflow, &message),
+    }
+}
+
+/// What the user is told where a value of their function was refused: what `refused(error)` makes of it. Interrupts stay what they are.
+pub(crate) fn refusal(py: Python<'_>, refused: &Py<PyAny>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    match refused.bind(py).call1((error.into_value(py),)) {
+        Ok(error) => PyErr::from_value(error),
+        Err(error) => error,
     }
 }
 

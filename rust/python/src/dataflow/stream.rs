@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use super::block::{Block, attached};
 use super::bounded::{self, DataflowGate};
 use super::exchange::{Spread, exchange};
+use super::failure;
 use super::home::{Address, Key};
 use super::input::{DataflowInput, InputState};
 use super::operator::{DataflowPorts, build};
@@ -233,10 +234,19 @@ impl DataflowScope {
 
 #[pymethods]
 impl DataflowStream {
-    /// Each block through ``call(block)``, which gives the next block or None; with `timed` ``call(time, block)``.
-    fn apply(&self, py: Python<'_>, name: &str, call: Py<PyAny>, timed: bool) -> PyResult<DataflowStream> {
+    /// Each block through ``call(block)``, which gives the next block or None; with `timed` ``call(time, block)``. ``refused(error)`` makes
+    /// the error of what is no block.
+    #[pyo3(signature = (name, call, timed, refused=None))]
+    fn apply(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        call: Py<PyAny>,
+        timed: bool,
+        refused: Option<Py<PyAny>>,
+    ) -> PyResult<DataflowStream> {
         let state = self.state(py)?;
-        let stream = lift!(&state.stream, stream => apply(stream, name, call, timed, state.depth));
+        let stream = lift!(&state.stream, stream => apply(stream, name, call, timed, refused, state.depth));
         Ok(self.beside(&state, stream))
     }
 
@@ -409,6 +419,7 @@ fn apply<T: Time>(
     name: &str,
     call: Py<PyAny>,
     timed: bool,
+    refused: Option<Py<PyAny>>,
     depth: usize,
 ) -> Stream<T, Block> {
     let mut builder = OperatorBuilder::new(stream.scope(), name);
@@ -431,7 +442,13 @@ fn apply<T: Time>(
                         }
                         false => {
                             let made = call.call1((block.to_python(py)?,))?;
-                            if made.is_none() { None } else { Block::from_python(&made)? }
+                            match made.is_none() {
+                                true => None,
+                                false => Block::from_python(&made).map_err(|error| match &refused {
+                                    Some(refused) => failure::refusal(py, refused, error),
+                                    None => error,
+                                })?,
+                            }
                         }
                     };
                     if let Some(block) = next {
