@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from penstock._aggregates import Aggregate, count
+from penstock._coroutines import require_plain
 from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase, side_step
 from penstock._flow.text import columns_of, encode, function_name, missing, names_of, one_of
@@ -296,12 +297,14 @@ class KeyedSteps(FlowBase):
         if isinstance(aggregator, type):
             called = aggregator.__name__
             raise ConfigError(f"aggregate({called}) got a class; give an object of it: aggregate({called}(), ...)")
-        for method in ("create", "accumulate", "merge", "finish"):
+        methods = {"create": "", "accumulate": "states, groups, rows", "merge": "state, other", "finish": "states"}
+        for method, given in methods.items():
             if not callable(getattr(aggregator, method, None)):
                 raise ConfigError(
                     f"aggregate({aggregator!r}): it has no method {method!r}; give an object, such as one of a class"
                     " that is made from penstock.Aggregator"
                 )
+            require_plain(getattr(aggregator, method), f"aggregate {method}", takes=given)
         if self._keys is None:
             raise PlanError("aggregate needs keys: write .key_by('column').aggregate(...)")
         if emit is not None:
@@ -511,7 +514,7 @@ class KeyedSteps(FlowBase):
             ``step(state, *values) -> (state, out)``. `state` is None for a new key; a
             returned state of None forgets the key. `values` are those of `columns`. `out`
             is None (no row), a tuple (one row) or a list of tuples, in the order of
-            `schema`. Rows of one key come in input order.
+            `schema`, taken as it is then. Rows of one key come in input order.
         schema : str, pyarrow.Schema or pyspark StructType
             Columns that `step` puts out.
         columns : sequence of str, optional
@@ -554,8 +557,14 @@ class KeyedSteps(FlowBase):
 
         Notes
         -----
+        Timestamps come as datetimes in UTC (of another zone where the type names one; without one of a
+        `timestamp_ntz`), on every host and whatever the zone of its session is. What is put out for a
+        `timestamp` needs a zone, any one, and for a `timestamp_ntz` has none; a number is no time.
+
         The state is a live Python object; it is pickled only when its bin moves to another
-        process or into a snapshot. When `step` raises, the run stops with
+        process or into a snapshot. A list, dict or array that is put out and changed later, as a state
+        may be, is in its row as it was then: it is copied, which costs a tenth to a half of a microsecond and more
+        where it is long or deep. When `step` raises, the run stops with
         `UserFunctionError` and the state of that key is unchanged.
 
         Rows of a key come in input order where only maps lie between the source and this
@@ -609,6 +618,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only("stateful_map")
         if not callable(step):
             raise ConfigError(f"stateful_map({step!r}): the step must be a function step(state, *values)")
+        require_plain(step, "stateful_map", takes="state, *values")
         if self._keys is None:
             raise PlanError("stateful_map needs keys: write .key_by('column').stateful_map(...)")
         if self._window is not None:
@@ -727,9 +737,13 @@ class KeyedSteps(FlowBase):
 
     def _timed(self, on_timer: Any, ttl: Duration | None, ttl_time: str, at_end: Any) -> dict[str, Any]:
         """What a call has more, of a function with timers, states that expire, or an end."""
-        for what, given in (("on_timer", on_timer), ("at_end", at_end)):
+        for what, given, takes in (
+            ("on_timer", on_timer, "state, time, value, *key"),
+            ("at_end", at_end, "state, *key"),
+        ):
             if given is not None and not callable(given):
                 raise ConfigError(f"stateful_map {what}={given!r}: give a function")
+            require_plain(given, f"stateful_map {what}", takes=takes)
         ttl_us = None if ttl is None else parse_duration(ttl, "stateful_map ttl")
         if on_timer is not None:
             self._time("stateful_map on_timer")
@@ -780,6 +794,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only(what)
         if not callable(func):
             raise ConfigError(f"{what}({func!r}): give a function func(key, frames, state)")
+        require_plain(func, what, takes="key, frames, state")
         if not isinstance(outputMode, str):
             raise ConfigError(f"{what} outputMode={outputMode!r} is unknown; use 'update' or 'append'")
         one_of(outputMode.lower(), f"{what} outputMode", ("update", "append"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._bounds import OnFailure, parse_bounds
+from penstock._coroutines import require_plain
 from penstock._flow.base import Around, FlowBase, restore, side_step
 from penstock._flow.graph import Source
 from penstock._flow.text import encode, function_name, to_text
@@ -72,6 +73,7 @@ class StatelessSteps(FlowBase):
         """
         if not callable(f):
             raise ConfigError(f"map_batches({f!r}): give a function from batch to batch")
+        require_plain(f, "map_batches", takes="batch")
         self._no_keys("map_batches")
         shape = to_arrow(schema, "map_batches schema") if schema is not None else self._here()
         call = {
@@ -136,6 +138,10 @@ class StatelessSteps(FlowBase):
         outside of one, bounds are found while running. Where a consumer pulls (`map_in_arrow`,
         ``penstock.spark.run``), nothing is drawn that it does not take.
 
+        Rows come and go as those of `stateful_map`: timestamps are datetimes in UTC on every host and whatever
+        the zone of its session is, those for a `timestamp` need a zone, and what is given is taken as it is
+        then, whatever becomes of a list or dict in it.
+
         When an iterator raises, what it gave before stays, and `UserFunctionError` names the
         input; see `bounded` for going on. How rows are cut into batches is the host's
         business. Cost with ``rows=True``: about a microsecond per row in and out; one call into
@@ -155,6 +161,7 @@ class StatelessSteps(FlowBase):
         if not callable(f):
             raise ConfigError(f"flat_map({f!r}): give a function from {'a row' if rows else 'a batch'} to an iterable")
         yes_or_no(rows, "flat_map rows")
+        require_plain(f, "flat_map", takes="*values" if rows else "batch")
         self._no_keys("flat_map")
         shape = to_arrow(schema, "flat_map schema") if schema is not None else self._here()
         label = name or function_name(f)

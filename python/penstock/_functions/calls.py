@@ -20,7 +20,7 @@ from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
 from penstock._functions.loop import RETURNS, BrokenOff, misreturned, row_loop
-from penstock._functions.owned import Made, Origin, Owner, call_of, flattened, parted
+from penstock._functions.owned import Made, Marks, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._functions.state import BinState
@@ -192,23 +192,19 @@ class StatefulCall:
         BrokenOff
             When the host is stopping.
         """
-        rows: Any
-        if self._key is not None:
-            rows = zip(*columns, strict=True) if len(columns) > 1 else iter(columns[0])
-        else:
-            rows = zip(keys, *columns, strict=True) if columns else iter(keys)
+        given = columns if self._key is not None else (keys, *columns)
+        first: Any = iter(given[0])
+        rows = zip(first, *given[1:], strict=True) if len(given) > 1 else first
         journal = any(bin.journal is not None for bin in bins)
-        out = Made()
+        out, marks = Made(), Marks()
         loop = row_loop(len(columns), self._key, journal, bool(self.sides), not self._own.plain)
-        uneven = loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace, self._own)
-        made = flattened(out) if uneven else out
-        made.whence = functools.partial(self._whence, keys, columns, out if uneven else None)
-        return parted(made, self.sides, self.refused) if self.sides else made
+        how = self._failed, self._stopped, self._pace, self._own
+        loop(self.func, bins, counts, rows, out, *how, marks, first.__length_hint__)
+        out.whence = functools.partial(self._whence, keys, columns, marks)
+        return parted(out, self.sides, self.refused) if self.sides else out
 
-    def _whence(
-        self, keys: Sequence[Any], columns: Sequence[Sequence[Any]], calls: Sequence[Any] | None, place: int
-    ) -> Origin:
-        at = place if calls is None else call_of(calls, place)
+    def _whence(self, keys: Sequence[Any], columns: Sequence[Sequence[Any]], marks: Marks, place: int) -> Origin:
+        at = marks.call_of(place)
         row = dict(zip(self.columns, (column[at] for column in columns), strict=True))
         return Origin(self.func, self._parts(keys[at]), row)
 

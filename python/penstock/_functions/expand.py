@@ -127,7 +127,7 @@ class RowExpansion:
         made = Made()
         starts: list[int] = []
         first = self._rows - self.left
-        failure = self._drawn_up_to(room, made, starts)
+        failure = self._drawn_up_to(room, made, starts.append)
         made.whence = partial(self._whence, first, starts)
         rows, beside = self._part(made)
         return rows, self.left, failure, beside
@@ -137,12 +137,14 @@ class RowExpansion:
         row = {name: values[at] for name, values in zip(self._columns, self._data, strict=True)}
         return Origin(self._func, row=row, note=f"\n  input: {short(row, most=200)}")
 
-    def _drawn_up_to(self, room: int, made: Made, starts: list[int]) -> tuple[str | None, int, BaseException] | None:
-        """Fill `made`; where in it each input begins goes to `starts`."""
+    def _drawn_up_to(
+        self, room: int, made: Made, begin: Callable[[int], None]
+    ) -> tuple[str | None, int, BaseException] | None:
+        """Fill `made`; `begin` is told where in it each input begins."""
         own = None if self._own.plain else self._own
         while self.left and len(made) < room:
             before = len(made)
-            starts.append(before)
+            begin(before)
             try:
                 if self._live is None:
                     self._input, self._drawn = next(self._inputs), 0

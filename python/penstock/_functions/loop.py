@@ -5,8 +5,8 @@ state, call the user's function with plain arguments, put the state back, append
 rows, so the cost of changing bins is shared by a run. What an undo needs is in a second variant, used only where a bin
 keeps a journal; so is taking as they are values that can change (`owned`).
 
-What comes out is what each call put out, one entry per row, so that a row that does not fit is told with the one that
-it came from: None, a row, or a list of rows. Mostly each puts out one, and that is the list of rows.
+A row that does not fit is told with the one that it came from. Mostly each call puts out one row, and only where that
+changes the loop marks which call it is: by what the iterator of the rows has left, so that rows are not counted.
 
 What the rows of a bin take is added up there (`BinState.spent_s`): the clock is read between chunks anyhow, so a bin
 costs an addition a block.
@@ -43,9 +43,10 @@ _SLOW_S: Final = 0.02
 _MOST_ROWS: Final = 1 << 14
 
 _SOURCE = """
-def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
-    append, take = out.append, own.row
-    uneven = False
+def loop(step, bins, counts, rows, out, failed, stopped, pace, own, marks, left_of):
+    append, extend, take, each = out.append, out.extend, own.one, own.each
+    start, call = marks.starts.append, marks.calls.append
+    total, uneven = left_of(), False
     {key} = None
     {values}
     chunk, then = pace[0], clock()
@@ -61,10 +62,24 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
                     else:
                         states[{key}] = state
                     if type(made) is tuple:
+                        if uneven:
+                            uneven = False
+                            start(len(out))
+                            call(total - left_of() - 1)
                         append({row})
-                    else:
+                    elif made is None:
                         uneven = True
-                        append(None if made is None else {rows} if type(made) is list else {other})
+                    elif type(made) is list:
+                        if uneven or len(made) != 1:
+                            uneven = True
+                            start(len(out))
+                            call(left_of() - total)
+                        extend({rows})
+                    else:
+                        start(len(out))
+                        call(left_of() - total)
+                        uneven = True
+                        append({other})
             except BaseException as error:
                 bin.taint()
                 raise failed(error, {key}, ({arguments})) from (error if isinstance(error, Exception) else None)
@@ -79,12 +94,11 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace, own):
                 raise BrokenOff
         bin.spent_s += then - began
     pace[0] = chunk
-    return uneven
 """
 
 #: What is appended: as it is, or of its own.
-_TAKEN: Final = {"row": "made", "rows": "made[:]", "other": "as_row(made)"}
-_OWNED: Final = {"row": "take(made)", "rows": "list(own.each(made))", "other": "own.one(as_row(made))"}
+_TAKEN: Final = {"row": "made", "rows": "made", "other": "as_row(made)"}
+_OWNED: Final = {"row": "take(made)", "rows": "each(made)", "other": "take(as_row(made))"}
 
 _PLAIN = "state, made = step(get({key}), {arguments})"
 
@@ -101,7 +115,7 @@ class BrokenOff(BaseException):
 @functools.cache
 def row_loop(
     columns: int, key: int | None, journal: bool, sides: bool = False, owned: bool = False
-) -> Callable[..., bool]:
+) -> Callable[..., None]:
     """The loop for a step of some number of columns.
 
     Parameters
@@ -120,9 +134,9 @@ def row_loop(
     Returns
     -------
     callable
-        ``loop(step, bins, counts, rows, out, failed, stopped, pace, own)``: `rows` yields a tuple per row, or the key
-        alone when that is all there is; `pace` is a list with the rows of a chunk, kept from call to call; `own` is the
-        `Owner`. Returns whether a call put out anything but one row.
+        ``loop(step, bins, counts, rows, out, failed, stopped, pace, own, marks, left_of)``: `rows` yields a tuple per
+        row, or the key alone when that is all there is; `pace` is a list with the rows of a chunk, kept from call to
+        call; `own` is the `Owner`, `marks` the `Marks` of `out`; `left_of` tells how many rows are left.
     """
     names = [f"v{place}" for place in range(columns)]
     key_name = "key" if key is None else names[key]
@@ -151,7 +165,7 @@ def row_loop(
     }
     # Not this file's name: tracebacks would show lines of it.
     exec(compile(source, _CODE, "exec"), scope)
-    loop: Callable[..., bool] = scope["loop"]
+    loop: Callable[..., None] = scope["loop"]
     return loop
 
 

@@ -2,7 +2,7 @@
 what a list, a dict or a bytearray holds by then may be another thing.
 
 Owns which columns have values that can change (nested ones, and those whose values may be buffers), what copies such a
-value, and `Made`, a list of rows that knows where each came from.
+value, and `Made`, a list of rows that knows where each came from (`Marks`).
 
 Invariant: a copy becomes what the value itself would have become. What pyarrow takes beside lists, tuples, dicts and
 the like becomes a pyarrow scalar at once. What fits no column stays as it is, for the error about it.
@@ -10,16 +10,17 @@ the like becomes a pyarrow scalar at once. What fits no column stays as it is, f
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 
 from penstock._sides import Declared, Side, apart
 from penstock._wholes import first_cut
 
-__all__ = ["Made", "Origin", "Owner", "Refuse", "call_of", "flattened", "owner", "parted"]
+__all__ = ["Made", "Marks", "Origin", "Owner", "Refuse", "buffers_apart", "owner", "parted"]
 
 _Own: TypeAlias = Callable[[Any], Any]
 
@@ -93,6 +94,10 @@ def _within(all_of: Made, some: list[Any], side: str | None) -> Made:
     return made
 
 
+def _unchanged(row: Any) -> Any:
+    return row
+
+
 class Owner:
     """Takes what a function puts out as it is.
 
@@ -105,63 +110,59 @@ class Owner:
 
     Attributes
     ----------
-    row
-        Takes a tuple.
+    one
+        Takes a row, or rows for a side output; what is neither stays.
+    columns
+        What takes a value of a column; None where it cannot change.
     plain
         Whether nothing can change, in side outputs neither.
     """
 
-    __slots__ = ("_sides", "plain", "row")
+    __slots__ = ("_row", "_sides", "columns", "one", "plain")
 
     def __init__(self, schema: pa.Schema, sides: Declared = ()) -> None:
-        row = _row_owner(schema)
-        self.row: _Own = row or _unchanged
-        self._sides = {name: own for name, columns in sides if (own := _row_owner(columns)) is not None}
-        self.plain = row is None and not self._sides
-
-    def one(self, made: Any) -> Any:
-        """A row, or rows for a side output. What is neither stays."""
-        if isinstance(made, tuple):
-            return self.row(made)
-        if type(made) is Side and isinstance(made.name, str) and (own := self._sides.get(made.name)) is not None:
-            rows = made.rows
-            if type(rows) is list:
-                return Side(made.name, [own(row) if isinstance(row, tuple) else row for row in rows])
-            return Side(made.name, own(rows) if isinstance(rows, tuple) else rows)
-        return made
+        self.columns = owns = _of_columns(schema)
+        self._row = _row_owner(owns)
+        self._sides = {name: _row_owner(found) for name, columns in sides if any(found := _of_columns(columns))}
+        self.plain = not any(owns) and not self._sides
+        self.one: _Own = _row_owner(owns, self._other)
 
     def each(self, made: Iterable[Any]) -> Iterable[Any]:
         """As `one`, of each."""
         return made if self.plain else map(self.one, made)
 
+    def _other(self, made: Any) -> Any:
+        """What is not exactly a tuple of as many values as there are columns."""
+        if isinstance(made, tuple):
+            return self._row(tuple(made))
+        if type(made) is not Side or not isinstance(made.name, str) or (own := self._sides.get(made.name)) is None:
+            return made
+        rows = made.rows
+        if type(rows) is list:
+            return Side(made.name, [own(tuple(row)) if isinstance(row, tuple) else row for row in rows])
+        return Side(made.name, own(tuple(rows)) if isinstance(rows, tuple) else rows)
 
-def _unchanged(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return row
+
+def _of_columns(schema: pa.Schema) -> list[_Own | None]:
+    return [None if kind in _STRICT else owner(kind) for kind in schema.types]
 
 
-def _row_owner(schema: pa.Schema) -> _Own | None:
-    found = [(place, own) for place, kind in enumerate(schema.types) if (own := owner(kind)) and kind not in _STRICT]
-    if not found:
-        return None
-    width = len(schema)
-    if len(found) == 1:
-        at, only = found[0]
-        after = at + 1
-
-        def own_one(row: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (*row[:at], only(row[at]), *row[after:]) if len(row) == width else row
-
-        return own_one
-
-    def own_several(row: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(row) != width:
-            return row
-        values = list(row)
-        for place, own in found:
-            values[place] = own(values[place])
-        return tuple(values)
-
-    return own_several
+def _row_owner(owns: Sequence[_Own | None], other: _Own = _unchanged) -> _Own:
+    """What takes a tuple of as many values, written out; `other` takes what is none."""
+    names = [f"v{place}" for place in range(len(owns))]
+    values = [name if own is None else f"own_{name}({name})" for name, own in zip(names, owns, strict=True)]
+    source = f"""
+def take(row):
+    if type(row) is not tuple or len(row) != {len(owns)}:
+        return other(row)
+    {", ".join(names)}, = row
+    return {", ".join(values)},
+"""
+    scope: dict[str, Any] = {"other": other} | {f"own_{name}": own for name, own in zip(names, owns, strict=True)}
+    if any(owns):
+        exec(compile(source, "<penstock rows>", "exec"), scope)
+        return cast(_Own, scope["take"])
+    return lambda row: row if type(row) is tuple else other(row)
 
 
 def owner(kind: pa.DataType) -> _Own | None:
@@ -194,6 +195,11 @@ def _bytes(value: Any) -> Any:
     return bytes(value) if type(value) in _BUFFERS else value
 
 
+def buffers_apart(values: Collection[Any]) -> Collection[Any]:
+    """These values, with bytes in place of buffers."""
+    return values if _BUFFERS.isdisjoint(map(type, values)) else list(map(_bytes, values))
+
+
 def _all_of(own: _Own | None, values: Iterable[Any]) -> list[Any]:
     """A list of these values, each of its own."""
     made = list(values)
@@ -204,13 +210,18 @@ def _all_of(own: _Own | None, values: Iterable[Any]) -> list[Any]:
 
 def _list_owner(kind: Any) -> _Own:
     inner = owner(kind.value_type)
+    nested = inner is not None and inner is not _bytes
 
     def own(value: Any) -> Any:
+        if type(value) is list:
+            if nested:
+                return [inner(one) for one in value]  # type: ignore[misc]
+            return value[:] if inner is None or _FIXED.issuperset(map(type, value)) else list(map(inner, value))
         of = type(value)
-        if of in _LISTS or isinstance(value, list):
-            return _all_of(inner, value)
         if of in _FIXED or (inner is None and of is tuple):
             return value
+        if of in _LISTS or isinstance(value, list):
+            return _all_of(inner, value)
         if isinstance(value, tuple):
             return tuple(_all_of(inner, value))
         if of.__module__ == "numpy" and of.__name__ == "ndarray" and not value.dtype.hasobject:
@@ -221,24 +232,24 @@ def _list_owner(kind: Any) -> _Own:
 
 
 def _struct_owner(kind: Any) -> _Own:
-    owns = {field.name: found for field in kind if (found := owner(field.type)) is not None}
-    nested = {name: found for name, found in owns.items() if found is not _bytes}
     at = [(place, found) for place, field in enumerate(kind) if (found := owner(field.type)) is not None]
+    texts = [kind[place].name for place, found in at if found is _bytes]
+    nested = [(kind[place].name, found) for place, found in at if found is not _bytes]
     width = kind.num_fields
 
     def own(value: Any) -> Any:
         if isinstance(value, dict):
-            made = dict(value)
-            if owns:
-                mine = nested if _BUFFERS.isdisjoint(map(type, made.values())) else owns
-                for name, turn in mine.items():
-                    if name in made:
-                        made[name] = turn(made[name])
+            made = value.copy() if type(value) is dict else dict(value)
+            get = made.get
+            for name in texts:
+                if type(found := get(name)) in _BUFFERS:
+                    made[name] = bytes(found)  # type: ignore[arg-type]
+            for name, turn in nested:
+                if (found := get(name)) is not None:
+                    made[name] = turn(found)
             return made
         if value is None or not (isinstance(value, tuple) and len(value) == width):
             return _converted(kind, value)
-        if not at:
-            return value
         values = list(value)
         for place, turn in at:
             values[place] = turn(values[place])
@@ -275,22 +286,36 @@ def _converted(kind: pa.DataType, value: Any) -> Any:
     return value
 
 
-def flattened(outcomes: Sequence[Any]) -> Made:
-    """The rows of what calls put out: of each call None, a row or a list of rows."""
-    made = Made()
-    append, extend = made.append, made.extend
-    for one in outcomes:
-        if type(one) is list:
-            extend(one)
-        elif one is not None:
-            append(one)
-    return made
+class Marks:
+    """Which of the calls of a function put out which row, where most put out one: what differs from that is marked.
 
+    Attributes
+    ----------
+    starts
+        Places of rows from which on a mark holds.
+    calls
+        The call that put out the row there, from which on each put out one; inverted (``~call``) where that call alone
+        put out all rows up to the next mark.
 
-def call_of(outcomes: Sequence[Any], place: int) -> int:
-    """Which of these calls put out the row at a place of `flattened`."""
-    for number, one in enumerate(outcomes):
-        place -= len(one) if type(one) is list else one is not None
-        if place < 0:
-            return number
-    raise IndexError(place)
+    Examples
+    --------
+    >>> marks = Marks()
+    >>> marks.starts += [1, 3]  # the second call put out two rows, the third none, and those behind it one each
+    >>> marks.calls += [~1, 3]
+    >>> [marks.call_of(place) for place in range(5)]
+    [0, 1, 1, 3, 4]
+    """
+
+    __slots__ = ("calls", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.calls: list[int] = []
+
+    def call_of(self, place: int) -> int:
+        """The call that put out the row at a place."""
+        at = bisect.bisect_right(self.starts, place) - 1
+        if at < 0:
+            return place
+        call = self.calls[at]
+        return ~call if call < 0 else call + place - self.starts[at]

@@ -44,7 +44,7 @@ import pyarrow as pa
 
 from penstock._coroutines import unawaited
 from penstock._functions.loop import NOTHING, RETURNS, BrokenOff
-from penstock._functions.owned import Made, Origin, Owner, Refuse, parted
+from penstock._functions.owned import Made, Marks, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
 from penstock._options import whole
@@ -222,15 +222,39 @@ class TimedBin(BinState):
 
 
 class _Out(Made):
-    """Rows that come out, and the calls that put out some: the place of its first row, the function, the key, and the
-    values of the row that it was for, or None.
+    """Rows that come out, and the calls that put some out, which are numbered in runs of one function.
+
+    Attributes
+    ----------
+    marks
+        By which a row is told its call, as a number in its run.
+    runs
+        The first row of a run, the function, the keys of its calls, and of one over rows their columns.
+    ahead
+        How far places are ahead of numbers of calls where the last mark holds for calls of one row each, else None.
     """
 
-    __slots__ = ("calls",)
+    __slots__ = ("ahead", "marks", "runs")
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]] = []
+        self.marks = Marks()
+        self.runs: list[tuple[int, Callable[..., Any], Sequence[Any], Sequence[Sequence[Any]] | None]] = []
+        self.ahead: int | None = None
+
+    def begin(
+        self, func: Callable[..., Any], keys: Sequence[Any], columns: Sequence[Sequence[Any]] | None = None
+    ) -> None:
+        """A run of calls of a function; keys may come later."""
+        self.runs.append((len(self), func, keys, columns))
+        self.ahead = None
+
+    def mark(self, call: int) -> None:
+        """A call of the run puts out what comes next; inverted it alone, up to the next mark."""
+        start = len(self)
+        self.marks.starts.append(start)
+        self.marks.calls.append(call)
+        self.ahead = start - call if call >= 0 else None
 
 
 def _list_bytes(values: list[Any]) -> int:
@@ -347,37 +371,42 @@ class TimedCall:
         return self._parted(out)
 
     def _parted(self, out: _Out) -> Made | tuple[Made, list[tuple[int, Made]]]:
-        out.whence = functools.partial(self._whence, out.calls)
+        out.whence = functools.partial(self._whence, out.marks, out.runs)
         return parted(out, self.sides, self._refuse) if self.sides else out
 
-    def _whence(self, calls: list[tuple[int, Callable[..., Any], Any, tuple[Any, ...] | None]], place: int) -> Origin:
-        _, func, key, values = calls[bisect.bisect_right(calls, place, key=operator.itemgetter(0)) - 1]
-        row = None if values is None else dict(zip(self._names, values, strict=True))
-        return Origin(func, tuple(self._parts(key)), row)
+    def _whence(self, marks: Marks, runs: list[Any], place: int) -> Origin:
+        _, func, keys, columns = runs[bisect.bisect_right(runs, place, key=operator.itemgetter(0)) - 1]
+        at = marks.call_of(place)
+        row = None if columns is None else dict(zip(self._names, (column[at] for column in columns), strict=True))
+        return Origin(func, tuple(self._parts(keys[at])), row)
 
     def _rows(self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: _Out) -> None:
         times = columns[-1] if self._timed else None
         columns = columns[:-1] if self._timed else columns
         rows = zip(*columns, strict=True) if columns else (() for _ in keys)
         step, stopped = self.func, self._stopped
+        out.begin(step, keys, columns)
         for at, (key, values) in enumerate(zip(keys, rows, strict=True)):
             if times is not None:
                 now_us = None if times[at] is None else to_us(times[at])
-            self._call(bin, key, now_us, step, values, None, out)
+            self._call(bin, key, now_us, step, values, None, out, at)
             if stopped():
                 raise BrokenOff
 
     def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: _Out) -> None:
         assert self._on_timer is not None
+        keys: list[Any] = []
+        out.begin(self._on_timer, keys)
         while (found := bin.due(limit_us)) is not None:
             key = found[0]
+            keys.append(key)
             state, used, timers = bin.states[key]
             bin.keep(key, bin.states[key])
             at_us, _, value = heapq.heappop(timers)
             bin.put(key, state, used, timers, self._ttl_us)
             time = self._time(at_us)
             now_us = clock_us if self._by_clock else at_us
-            self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out)
+            self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out, len(keys) - 1)
             bin.next_timer(key)
             if self._stopped():
                 raise BrokenOff
@@ -385,11 +414,13 @@ class TimedCall:
     def _ends(self, bin: TimedBin, out: _Out) -> None:
         at_end = self._at_end
         assert at_end is not None
-        for key, entry in list(bin.states.items()):
+        ended = list(bin.states.items())
+        out.begin(at_end, [key for key, _ in ended])
+        for at, (key, entry) in enumerate(ended):
             bin.keep(key, entry)
             if entry[0] is not None:
                 try:
-                    self._take(at_end(entry[0], *self._parts(key)), out, at_end, key, None)
+                    self._take(at_end(entry[0], *self._parts(key)), out, at)
                 except BaseException as error:
                     raise self._fault(bin, at_end, error, None, key) from (
                         error if isinstance(error, Exception) else None
@@ -407,8 +438,9 @@ class TimedCall:
         arguments: tuple[Any, ...],
         least_us: int | None,
         out: _Out,
+        call: int,
     ) -> None:
-        """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself."""
+        """A call for a key, by its number: of a row, or of a timer at `least_us`, which sets none before that."""
         entry = bin.states.get(key)
         bin.keep(key, entry)
         state, used, timers = (None, None, []) if entry is None else entry
@@ -422,7 +454,7 @@ class TimedCall:
             new: list[tuple[int, Any]] = []
             if len(result) == 3:
                 new = self._later(result[2], least_us)
-            self._take(result[1], out, func, key, arguments if least_us is None else None)
+            self._take(result[1], out, call)
         except BaseException as error:
             row = dict(zip(self._names, arguments, strict=True)) if least_us is None else None
             raise self._fault(bin, func, error, row, key) from (error if isinstance(error, Exception) else None)
@@ -462,17 +494,23 @@ class TimedCall:
             return f"the function {unawaited(result)}"
         return NOTHING if result is None else f"the function returned {short(result)}; it must be {self._returns}"
 
-    def _take(self, made: Any, out: _Out, func: Callable[..., Any], key: Any, values: tuple[Any, ...] | None) -> None:
-        """Take what a function puts out for a key, and for a row of these values."""
+    def _take(self, made: Any, out: _Out, call: int) -> None:
+        """Take what a call puts out, which has this number in its run."""
         if made is None:
             return
-        out.calls.append((len(out), func, key, values))
-        if isinstance(made, tuple):
-            out.append(self._own.row(tuple(made)))
-        elif type(made) is list:
-            out.extend(self._own.each(made))
+        own = self._own
+        if type(made) is list:
+            out.mark(~call if len(made) != 1 else call)
+            out.extend(own.each(made))
+            return
+        if len(out) - call != out.ahead:
+            out.mark(call)
+        if type(made) is tuple:
+            out.append(made if own.plain else own.one(made))
+        elif isinstance(made, tuple):
+            out.append(own.one(tuple(made)))
         elif self.sides and type(made) is Side:
-            out.append(self._own.one(made))
+            out.append(own.one(made))
         else:
             raise TypeError(f"the step put out {short(made)}; it must be None, a tuple (one row) or a list of tuples")
 

@@ -133,7 +133,7 @@ def _run_item(
         if outputs is not None:
             if not hasattr(outputs, "__iter__"):
                 raise misfit(name, "outputs that are an iterable or None", outputs, number)
-            out.extend(outputs)
+            out.extend(outputs if keyed.own is None else map(keyed.own, outputs))
         if state is None and keyed.forgets:
             states.pop(key, None)
         else:
@@ -159,6 +159,8 @@ class Keyed:
         self._initial = step.option("initial")
         self._finish: Callable[..., Iterable[Any] | None] | None = step.option("finish")
         self.tables = [Table() for _ in range(self.partitions)]
+        #: Takes an output as it is, where outputs are rows that become batches later.
+        self.own: Callable[[Any], Any] | None = None
 
     @property
     def finishes(self) -> bool:
@@ -241,7 +243,7 @@ class Keyed:
             if made is not None:
                 if not hasattr(made, "__iter__"):
                     raise misfit(f"finish of {self.name}", "an iterable or None", made)
-                out.extend(made)
+                out.extend(made if self.own is None else map(self.own, made))
                 refuse_coroutines(out, [None] * len(out), f"finish of {self.name}")
         except BaseException as error:
             out.append(failure(error, None, f"finish of {self.name}"))

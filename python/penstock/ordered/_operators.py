@@ -98,12 +98,23 @@ def compile_steps(steps: Sequence[Step]) -> list[Operator]:
                 step = dataclasses.replace(step, call=_OfGroup(step.call), options=tuple(options.items()))
                 operators.append(Keyed(step))
             if schema is not None:
+                _rows_of(operators[-1], schema)
                 stateless(f"batches of {step.name}", Batches(schema, step.name, by_item=True))
         elif step.kind == "flow" and step.option("keyed"):
             operators.append(KeyedFlow(step))
         else:
+            if step.kind == "batches" and operators:
+                _rows_of(operators[-1], step.option("schema"))
             stateless(step.name, make_transform(step))
     return operators
+
+
+def _rows_of(operator: Operator, schema: Any) -> None:
+    """Have a step with state take its outputs, rows of a schema, as they are: they may be made of the state."""
+    if isinstance(operator, Keyed):
+        from penstock.ordered._packing import row_owner
+
+        operator.own = row_owner(schema)
 
 
 class _KeyedRows(Rows):

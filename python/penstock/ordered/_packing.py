@@ -7,18 +7,19 @@ whichever rows stand beside it; what is wrong with one row costs no other one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
+from penstock._functions.owned import Owner, buffers_apart
 from penstock._functions.short import short
 from penstock._schema import conform
-from penstock._wholes import look_into
+from penstock._wholes import FRACTION, look_into
 from penstock.errors import SchemaError
 
-__all__ = ["Misfit", "Packer"]
+__all__ = ["Misfit", "Packer", "row_owner"]
 
 
 class Misfit(Exception):
@@ -77,11 +78,12 @@ class Packer:
         for values, (name, kind, nullable, look) in zip(self._values(rows), self._columns, strict=True):
             try:
                 array = pa.array(values, kind)
-                is_cut = look is not None and look(values)
+                cut = None if look is None else look(values)
             except Exception as error:
                 raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}") from error
-            if is_cut:
-                raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}")
+            if cut is not None:
+                more = "" if cut is FRACTION else f"; it {cut}"
+                raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}{more}")
             if array.null_count and not nullable:
                 raise Misfit(f"has a null in column {name!r}, which is NOT NULL")
             arrays.append(array)
@@ -111,3 +113,33 @@ class Packer:
             if found_width != width:
                 raise Misfit(f"has {found_width} values, expected {width} ({', '.join(names)})")
         return zip(*rows, strict=True)
+
+
+def row_owner(schema: pa.Schema) -> Callable[[Any], Any]:
+    """What takes a row as it is, whatever becomes of what it is made of.
+
+    Examples
+    --------
+    >>> take = row_owner(pa.schema({"k": pa.int64(), "seen": pa.list_(pa.int64())}))
+    >>> seen = [1]
+    >>> rows = [take((1, seen)), take({"k": 1, "seen": seen})]
+    >>> seen.append(2)
+    >>> rows
+    [(1, [1]), {'k': 1, 'seen': [1]}]
+    """
+    own = Owner(schema)
+    owns = {name: turn for name, turn in zip(schema.names, own.columns, strict=True) if turn is not None}
+
+    def take(row: Any) -> Any:
+        if isinstance(row, dict):
+            made = dict(zip(row, buffers_apart(row.values()), strict=True))
+            for name, turn in owns.items():
+                if name in made:
+                    made[name] = turn(made[name])
+            return made
+        if isinstance(row, (tuple, list)):
+            made_row = tuple(buffers_apart(row))
+            return made_row if own.plain else own.one(made_row)
+        return row
+
+    return take

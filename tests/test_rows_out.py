@@ -1,0 +1,487 @@
+"""Rows that functions put out: as they were then, told with what they came from, and with times that mean one thing."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import datetime
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import ordered
+from penstock._functions.owned import owner
+from penstock.errors import ConfigError, UserFunctionError
+
+UTC = datetime.UTC
+#: A type, and what makes a value of it.
+Kind = tuple[pa.DataType, st.SearchStrategy[Any]]
+
+INTS = st.integers(0, 9)
+BYTES = st.binary(max_size=3)
+
+
+def leaves() -> st.SearchStrategy[Kind]:
+    return st.sampled_from(
+        [
+            (pa.int64(), INTS),
+            (pa.string(), st.text("ab", max_size=3)),
+            (pa.binary(), st.one_of(BYTES, BYTES.map(bytearray))),
+            (pa.binary_view(), BYTES.map(bytearray)),
+        ]
+    )
+
+
+def nested(inner: st.SearchStrategy[Kind]) -> st.SearchStrategy[Kind]:
+    structs = st.tuples(st.lists(inner, min_size=1, max_size=3), st.sampled_from(["dict", "tuple", "pairs"]))
+    return st.one_of(inner.map(listed), structs.map(struct), st.tuples(inner, st.booleans()).map(mapped))
+
+
+def listed(inner: Kind) -> Kind:
+    kind, values = inner
+    lists = st.lists(st.one_of(st.none(), values), max_size=3)
+    made = [
+        lists,
+        lists.map(tuple),
+        lists.map(collections.deque),
+        lists.map(lambda found: dict(enumerate(found)).values()),
+    ]
+    if kind == pa.int64():
+        made += [st.lists(INTS).map(np.array), st.lists(INTS).map(lambda found: np.array(found, object)), st.sets(INTS)]
+    return pa.list_(kind), st.one_of(made)
+
+
+def struct(given: tuple[list[Kind], str]) -> Kind:
+    """pyarrow takes one form of structs in a column."""
+    inner, form = given
+    kinds = pa.struct({f"f{place}": kind for place, (kind, _) in enumerate(inner)})
+    named = {f"f{place}": values for place, (_, values) in enumerate(inner)}
+    dicts = st.fixed_dictionaries({}, optional=named)
+    if form == "dict":
+        return kinds, st.one_of(dicts, dicts.map(collections.OrderedDict))
+    if form == "tuple":
+        return kinds, st.tuples(*named.values())
+    return kinds, st.tuples(*(st.tuples(st.just(name), values) for name, values in named.items())).map(list)
+
+
+def mapped(given: tuple[Kind, bool]) -> Kind:
+    (kind, values), as_pairs = given
+    dicts = st.dictionaries(st.text("ab", max_size=2), st.one_of(st.none(), values), max_size=3)
+    if as_pairs:
+        return pa.map_(pa.string(), kind), dicts.map(lambda found: [*found.items()])
+    return pa.map_(pa.string(), kind), st.one_of(dicts, dicts.map(lambda found: collections.defaultdict(list, found)))
+
+
+def change(value: Any) -> None:
+    """Change all of a value that can be changed."""
+    if isinstance(value, dict):
+        for inner in value.values():
+            change(inner)
+        value.clear()
+    elif isinstance(value, (list, tuple, collections.deque)):
+        for inner in value:
+            change(inner)
+        if not isinstance(value, tuple):
+            value.clear()
+    elif isinstance(value, bytearray):
+        value[:] = b"changed"
+    elif isinstance(value, set):
+        value.add(1_000)
+    elif isinstance(value, np.ndarray):
+        value.fill(1_000)
+
+
+@given(st.data())
+def test_a_value_of_its_own_becomes_what_the_value_was(data: st.DataObject) -> None:
+    kind, strategy = data.draw(st.recursive(leaves(), nested, max_leaves=6))
+    values = data.draw(st.lists(strategy, min_size=1, max_size=3))
+    own = owner(kind)
+    wanted = pa.array([*values, None], kind)
+    mine = values if own is None else [*map(own, values)]
+    for value in values:
+        change(value)
+    assert pa.array([*mine, None], kind).equals(wanted)
+    assert own is None or own(None) is None
+
+
+def test_what_fits_no_column_stays_for_the_error_about_it() -> None:
+    for kind, value in (
+        (pa.list_(pa.int64()), "ab"),
+        (pa.list_(pa.int64()), {1: 2}),
+        (pa.list_(pa.int64()), collections.UserList([0.5])),
+        (pa.list_(pa.int64()), 5),
+        (pa.struct({"a": pa.list_(pa.int64())}), 5),
+        (pa.struct({"a": pa.list_(pa.int64())}), ([1], 2)),
+        (pa.map_(pa.string(), pa.int64()), [("a",)]),
+        (pa.map_(pa.string(), pa.int64()), 5),
+    ):
+        own = owner(kind)
+        assert own is not None
+        assert own(value) is value
+
+
+# The same rows however blocks are cut
+
+
+def seen(state: Any, k: int, at: int) -> tuple[Any, list[int]]:
+    state = [] if state is None else state
+    state.append(at)
+    return state, state
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "on_timer": {
+        "step": lambda state, k, at: (*seen(state, k, at)[:1], None, [(at + 1, state), (at + 2, None)]),
+        "on_timer": lambda state, time, value, k: (state.append(-time) or state, [(k, state), (k, [time])]),
+    },
+    "ttl in event time": {"step": lambda state, k, at: (state := seen(state, k, at)[0], (k, state)), "ttl": "2ms"},
+    "ttl in processing time": {
+        "step": lambda state, k, at: (state := seen(state, k, at)[0], (k, state)),
+        "ttl": "1h",
+        "ttl_time": "processing",
+    },
+    "at_end": {
+        "step": lambda state, k, at: (state := seen(state, k, at)[0], (k, state)),
+        "at_end": lambda state, k: [(k, state), *((k, state) for _ in range(state.append(7) or 1))],
+    },
+    "rows of sides alone": {
+        "step": lambda state, k, at: (state := seen(state, k, at)[0], pk.side("all", (k, state))),
+        "sides": {"all": "k bigint, seen array<bigint>"},
+    },
+    "lists for sides": {
+        "step": lambda state, k, at: (state := [*(state or []), (k, [at])], pk.side("all", state)),
+        "sides": {"all": "k bigint, seen array<bigint>"},
+    },
+}
+
+
+@pytest.mark.parametrize("what", STEPS)
+def test_rows_are_the_same_however_blocks_are_cut(what: str) -> None:
+    options = dict(STEPS[what])
+    flow = pk.Flow("k bigint, at bigint", event_time="at").key_by("k")
+    made = flow.stateful_map(options.pop("step"), schema="k bigint, seen array<bigint>", **options)
+    rows = pa.table({"k": [1, 2, 1, 1, 2, 1], "at": [0, 1, 1, 2, 5, 9]})
+    found = []
+    for size in (1, 2, 1 << 16):
+        beside: list[Any] = []
+        sides = {"all": lambda batch, beside=beside: beside.extend(batch.to_pylist())} if "sides" in options else None
+        out = made.collect(rows, batch_rows=size, sides=sides).to_pylist()
+        found.append((sorted(map(repr, out)), sorted(map(repr, beside))))
+    assert found[0] == found[1] == found[2]
+    assert any(found[0])
+
+
+def test_a_list_for_a_side_may_be_used_again() -> None:
+    """It is not nested, but rows were taken from it at the end of the block."""
+
+    def lines(k: int, held: list[Any] = []) -> Any:  # noqa: B006
+        held.append((k,))
+        yield pk.side("all", held)
+        held.clear()
+        yield (k,)
+
+    beside: list[Any] = []
+    flow = pk.Flow("k bigint").flat_map(lines, "k bigint", rows=True, sides={"all": "n bigint"})
+    table = flow.collect(pa.table({"k": [1, 2]}), sides={"all": lambda batch: beside.extend(batch.to_pylist())})
+    assert table.to_pylist() == [{"k": 1}, {"k": 2}]
+    assert beside == [{"n": 1}, {"n": 2}]
+
+
+def items(state: Any, item: int) -> tuple[Any, Any]:
+    state = [] if state is None else state
+    state.append(item)
+    row = [item % 2, state]
+    return state, [(item % 2, state), {"k": item % 2, "seen": state}, row]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [ordered.partitioned(items, key=lambda n: n % 2, schema="k bigint, seen array<bigint>")],
+        [ordered.partitioned(items, key=lambda n: n % 2), ordered.batches("k bigint, seen array<bigint>")],
+        [ordered.stateful(items), ordered.batches("k bigint, seen array<bigint>")],
+    ],
+    ids=["partitioned", "partitioned and batches", "stateful and batches"],
+)
+def test_rows_of_ordered_are_as_they_were_then(steps: list[Any]) -> None:
+    """A chunk showed what the state had become at its end."""
+    one_by_one = ordered.Pipeline(steps).run(range(7), chunk=1, mode="inline")
+    at_once = ordered.Pipeline(steps).run(range(7), chunk=7, mode="inline")
+    first, second = ([row for batch in run for row in batch.to_pylist()] for run in (one_by_one, at_once))
+    assert first == second
+    assert [0] in (row["seen"] for row in first)
+
+
+def test_buffers_and_rows_of_ordered_may_be_used_again() -> None:
+    def step(state: Any, item: int) -> tuple[Any, Any]:
+        state = [0, bytearray(b"")] if state is None else state
+        state[0] = item
+        state[1] += b"x"
+        return state, [state, dict(zip(("k", "b"), state, strict=True)), tuple(state)]
+
+    kept = ordered.partitioned(step, key=lambda n: 0, schema="k bigint, b binary", finish=lambda key, state: [state])
+    rows = [row for batch in ordered.Pipeline([kept]).run(range(3)) for row in batch.to_pylist()]
+    wanted = [{"k": k, "b": b"x" * (k + 1)} for k in range(3) for _ in range(3)]
+    assert rows == [*wanted, wanted[-1]]
+
+
+# What a row came from
+
+
+def pattern(seed: int) -> list[int]:
+    """How many rows each of some calls puts out; -1 is one in a list."""
+    draw = random.Random(seed)
+    return [draw.choice([1, 1, 1, 0, -1, 2, 3]) for _ in range(40)]
+
+
+def put_out(rows: int, bad: bool, sides: bool) -> Any:
+    good = (1,)
+    made: list[Any] = [good] * abs(rows)
+    if bad:
+        made[-1] = pk.side("s", ("no",)) if sides else ("no",)
+    if sides and rows > 1:
+        made.insert(0, pk.side("s", [good, good]))
+    return None if not rows else made[0] if rows == 1 and len(made) == 1 else made
+
+
+@pytest.mark.parametrize("sides", [False, True])
+@pytest.mark.parametrize("kind", ["stateful", "timed", "flat"])
+def test_the_row_that_is_told_is_the_one_that_it_came_from(kind: str, sides: bool) -> None:
+    declared = {"s": "n bigint"} if sides else None
+    for seed in range(6):
+        calls = pattern(seed)
+        for bad in [at for at, rows in enumerate(calls) if rows][::5]:
+            made = [put_out(rows, at == bad, sides) for at, rows in enumerate(calls)]
+            flow = pk.Flow("at bigint")
+            if kind == "flat":
+                give = [[] if out is None else [out] if isinstance(out, tuple) else out for out in made]
+                give = [[out] if isinstance(out, pk._sides.Side) else out for out in give]
+                step = flow.flat_map(lambda at, give=give: give[at], "n bigint", rows=True, sides=declared)
+            else:
+                more: dict[str, Any] = {"at_end": lambda state, at: None} if kind == "timed" else {}
+                step = flow.key_by("at").stateful_map(
+                    lambda state, at, made=made: (at, made[at]), schema="n bigint", sides=declared, **more
+                )
+            with pytest.raises(UserFunctionError) as failed:
+                step.collect(pa.table({"at": range(len(calls))}), sides={"s": lambda batch: None} if sides else None)
+            assert failed.value.row == {"at": bad}
+            told = f"input: {{'at': {bad}}}" if kind == "flat" else f"row: at={bad}"
+            assert str(failed.value).splitlines()[1].strip() == told
+
+
+@pytest.mark.parametrize("where", ["on_timer", "at_end"])
+def test_a_timer_and_the_end_tell_key_and_function(where: str) -> None:
+    def step(state: Any, k: int, at: int) -> Any:
+        return (True, (k, 0), (at + 1, None)) if where == "on_timer" else (True, (k, 0))
+
+    def wrong(state: Any, *rest: Any) -> Any:
+        out = ("no", 0) if rest[-1] == 5 else [(0, 0), (0, 1)]
+        return (state, out) if where == "on_timer" else out
+
+    flow = pk.Flow("k bigint, at bigint", event_time="at").key_by("k")
+    made = flow.stateful_map(step, schema="k bigint, n bigint", **{where: wrong})
+    with pytest.raises(UserFunctionError, match=r"\n  row: k=5$") as failed:
+        made.collect(pa.table({"k": range(8), "at": range(8)}))
+    assert failed.value.key == 5
+    assert failed.value.row is None
+    assert failed.value.line == wrong.__code__.co_firstlineno
+
+
+def test_a_side_that_is_not_declared_is_told_with_the_row() -> None:
+    def step(state: Any, k: int) -> Any:
+        return None, [(k,), pk.side("b" if k == 3 else "a", (k,))]
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint", sides={"a": "k bigint"})
+    with pytest.raises(UserFunctionError, match=r"does not declare.*\n  row: k=3$"):
+        flow.collect(pa.table({"k": range(5)}), sides={"a": lambda batch: None})
+
+
+# Times
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (
+            pa.timestamp("us", "UTC"),
+            datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=2))),
+        ),
+        (pa.timestamp("us", "UTC"), pd.Timestamp("2026-01-01", tz="Europe/Berlin")),
+        (pa.timestamp("us"), datetime.datetime(2026, 1, 1)),
+        (pa.timestamp("us"), pd.Timestamp("2026-01-01")),
+        (pa.timestamp("us"), np.datetime64("2026-01-01", "us")),
+        (pa.date32(), datetime.date(2026, 1, 1)),
+        (pa.time64("us"), datetime.time(1, 2)),
+        (pa.duration("us"), datetime.timedelta(1)),
+        (pa.duration("us"), pd.Timedelta("1s")),
+        (pa.duration("us"), np.timedelta64(1, "us")),
+        (pa.list_(pa.timestamp("us", "UTC")), [None, pd.Timestamp("2026-01-01", tz="UTC")]),
+    ],
+)
+def test_times_that_mean_one_thing_are_taken(kind: pa.DataType, value: Any) -> None:
+    flow = pk.Flow("k bigint").flat_map(lambda k: [(value,), (None,)], pa.schema({"t": kind}), rows=True)
+    table = flow.collect(pa.table({"k": [1]}))
+    assert table.column("t").combine_chunks().equals(pa.array([value, None], kind))
+    packed = list(ordered.Pipeline([ordered.batches(pa.schema({"t": kind}))]).run([(value,)]))
+    assert packed[0].column("t").equals(pa.array([value], kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (
+            pa.timestamp("us", "UTC"),
+            datetime.datetime(2026, 1, 1),
+            "has no zone: give one, such as datetime.*timestamp_ntz",
+        ),
+        (pa.timestamp("us", "UTC"), pd.Timestamp("2026-01-01"), "has no zone"),
+        (pa.timestamp("us"), datetime.datetime(2026, 1, 1, tzinfo=UTC), "has a zone, which a timestamp_ntz has not"),
+        (pa.timestamp("us"), pd.Timestamp("2026-01-01", tz="UTC"), "has a zone"),
+        (pa.timestamp("us", "UTC"), 1_700_000_000, "has a number for a timestamp: give a datetime"),
+        (pa.timestamp("us"), 1.0, "has a number for a timestamp"),
+        (pa.date32(), 20_000, "has a number for a date: give a datetime.date"),
+        (pa.date32(), np.int64(1), "has a number for a date"),
+        (pa.date32(), pd.NaT, "has NaT, which is none: give None"),
+        (pa.time64("us"), 5, "has a number for a time: give a datetime.time"),
+        (pa.duration("us"), 5, "has a number for an interval: give a datetime.timedelta"),
+        (pa.struct({"a": pa.list_(pa.timestamp("us", "UTC"))}), {"a": [datetime.datetime(2026, 1, 1)]}, "has no zone"),
+        (pa.map_(pa.string(), pa.date32()), {"a": 5}, "has a number for a date"),
+    ],
+)
+def test_times_that_could_mean_another_are_refused(kind: pa.DataType, value: Any, says: str) -> None:
+    schema = pa.schema({"t": kind})
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state, k: (None, [(None,), (value,)]), schema=schema)
+    with pytest.raises(UserFunctionError, match=says) as failed:
+        flow.collect(pa.table({"k": [1]}))
+    assert str(failed.value).endswith("\n  row: k=1")
+    with pytest.raises(UserFunctionError, match=says):
+        list(ordered.Pipeline([ordered.batches(schema)]).run([(None,), (value,)]))
+
+
+# Functions that nobody awaits, and what is returned
+
+
+async def later(*values: Any) -> Any:
+    return None
+
+
+async def rows_later(*values: Any) -> Any:
+    yield None
+
+
+class Total(pk.Aggregator):
+    def create(self) -> Any:
+        return 0
+
+    def accumulate(self, states: Any, groups: Any, rows: Any) -> Any:
+        return None
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return state
+
+    async def finish(self, states: Any) -> Any:  # type: ignore[override]
+        return states
+
+
+KEYED = pk.Flow("k bigint, at bigint", event_time="at").key_by("k")
+
+
+@pytest.mark.parametrize("func", [later, rows_later])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda f: KEYED.stateful_map(f, schema="k bigint"),
+        lambda f: KEYED.stateful_map(lambda state, *v: (None, None), schema="k bigint", on_timer=f),
+        lambda f: KEYED.stateful_map(lambda state, *v: (None, None), schema="k bigint", at_end=f),
+        lambda f: KEYED.apply_in_pandas_with_state(f, "k bigint", "n bigint"),
+        lambda f: pk.Flow("k bigint").flat_map(f),
+        lambda f: pk.Flow("k bigint").flat_map(f, rows=True),
+        lambda f: pk.Flow("k bigint").map_batches(f),
+    ],
+)
+def test_coroutine_functions_are_refused(build: Callable[[Any], Any], func: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"later is a coroutine function, and nobody awaits .*asyncio\.run\(.*later\("
+    ):
+        build(func)
+
+
+def test_coroutine_functions_of_aggregators_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"aggregate finish: Total\.finish is a coroutine function"):
+        KEYED.aggregate(Total(), schema="n bigint")
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda f: KEYED.stateful_map(f, schema="k bigint"), "the function returned a coroutine.*run it inside"),
+        (
+            lambda f: KEYED.stateful_map(f, schema="k bigint", ttl="1s"),
+            "the function returned a coroutine.*run it inside",
+        ),
+        (lambda f: pk.Flow("k bigint, at bigint").flat_map(f, rows=True), "the function returned a coroutine.*run it"),
+        (lambda f: pk.Flow("k bigint, at bigint").flat_map(f), "the function returned a coroutine.*run it inside"),
+        (lambda f: pk.Flow("k bigint, at bigint").map_batches(f), "the function returned a coroutine.*run it inside"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_coroutines_of_other_functions_are_told(build: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(UserFunctionError, match=says):
+        build(lambda *values: later(*values)).collect(pa.table({"k": [1], "at": [1]}))
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda f: KEYED.stateful_map(f, schema="k bigint"), r"returned None; it must return \(state, out\): None as"),
+        (lambda f: KEYED.stateful_map(f, schema="k bigint", ttl="1s"), r"returned None; it must return \(state, out\)"),
+        (lambda f: pk.Flow("k bigint, at bigint").flat_map(f, rows=True), "returned None.*return an empty list"),
+        (lambda f: pk.Flow("k bigint, at bigint").flat_map(f), "returned None.*return an empty list"),
+        (lambda f: pk.Flow("k bigint, at bigint").map_batches(f), r"returned None.*batch\.slice\(0, 0\)"),
+    ],
+)
+def test_who_returns_nothing_is_told_what_to_return(build: Callable[[Any], Any], says: str) -> None:
+    with pytest.raises(UserFunctionError, match=says):
+        build(lambda *values: None).collect(pa.table({"k": [1], "at": [1]}))
+
+
+@pytest.mark.parametrize("made", [7, "ab", b"", 0.5, object()])
+def test_what_is_no_pair_is_told(made: Any) -> None:
+    with pytest.raises(UserFunctionError, match=r"returns? .*\(state, out\)"):
+        KEYED.stateful_map(lambda *values: made, schema="k bigint").collect(pa.table({"k": [1], "at": [1]}))
+
+
+def test_a_function_that_runs_it_is_taken() -> None:
+    async def step(state: Any, k: int) -> Any:
+        return None, (k,)
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda *values: asyncio.run(step(*values)), schema="k bigint")
+    assert flow.collect(pa.table({"k": [1]})).to_pylist() == [{"k": 1}]
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda flow: flow.map_batches(lambda b: b.select(["v"])), r"\.map_batches\(f, schema='v double'\)"),
+        (lambda flow: flow.flat_map(lambda b: [b.select(["v"])]), r"\.flat_map\(f, schema='v double'\)"),
+        (
+            lambda flow: flow.map_batches(lambda b: b, schema="k int, v double"),
+            r"\.map_batches\(f, schema='k bigint, v double'\)",
+        ),
+        (
+            lambda flow: flow.map_batches(lambda b: pa.table({f"c{n}": [n] for n in range(99)})),
+            r"\.map_batches\(f, schema='...'\)",
+        ),
+    ],
+)
+def test_other_columns_are_told_with_what_declares_them(build: Callable[[pk.Flow], pk.Flow], says: str) -> None:
+    with pytest.raises(UserFunctionError, match=f"; declare what it gives: {says}"):
+        build(pk.Flow("k bigint, v double")).collect(pa.table({"k": [1], "v": [0.5]}))
