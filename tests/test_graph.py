@@ -319,6 +319,29 @@ def test_options_out_of_range_are_refused(option: str, wrong: Any) -> None:
         pk.graph.cliques(EDGE, **options)
 
 
+def test_repeats_of_an_undirected_graph_are_refused() -> None:
+    edges = {"e": edges_of([(1, 2), (2, 3), (2, 1)])}
+    for shape in ("degree", "degeneracy"):
+        with pytest.raises(errors.SchemaError, match="has the edge 2 -> 1 more than once in the undirected graph"):
+            pk.graph.Index(edges, shape=shape, repeated="refuse")  # type: ignore[arg-type]
+        with pytest.raises(errors.SchemaError, match='relation "f" has the edge 1 -> 2 more than once'):
+            two = {"e": edges_of([(1, 2)]), "f": edges_of([(1, 2)])}
+            pk.graph.Index(two, shape=shape, repeated="refuse")  # type: ignore[arg-type]
+        assert pk.graph.Index(edges, shape=shape).edges == {"e": 2}  # type: ignore[arg-type]
+    assert pk.graph.Index(edges, repeated="refuse").edges == {"e": 3}
+
+
+def test_a_line_of_sizes_is_no_edge_and_a_missing_node_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "e.mtx"
+    path.write_text("%%MatrixMarket matrix coordinate pattern general\n% x\n100 90 2\n1 2\n2 3\n")
+    assert pk.graph.Index({"e": path}).edges == {"e": 2}
+    for text, line in (("src,dst,weight\n1,,5\n", 1), ("1,2,5\n1,,5\n", 2), ("1\t2\n\t3\t4\n", 2)):
+        path.write_text(text)
+        with pytest.raises(errors.SchemaError, match=f"e.mtx, line {line}: ") as caught:
+            pk.graph.Index({"e": path})
+        assert (caught.value.file, caught.value.line) == (str(path), line)
+
+
 def test_what_is_no_edges_is_refused() -> None:
     cases: list[tuple[Any, str]] = [
         (7, "not int"),
@@ -327,7 +350,11 @@ def test_what_is_no_edges_is_refused() -> None:
         (pa.table({"a": [1]}), "edges need two"),
         (pa.table({"a": [1.5], "b": [2.0]}), "nodes are integers or text"),
         (pa.table({"a": [1], "b": ["x"]}), "bring them to one type"),
-        (pa.table({"a": [1, 2], "b": [1, None]}), 'column "b" is null in row 1'),
+        (pa.table({"a": [1, 2], "b": [1, None]}), "column 'b' is null in row 1 of the relation, counted from 0"),
+        (
+            pa.concat_tables([EDGE, edges_of([(5, 6), (5, None), (None, 6)])]),
+            "column 'a' is null in row 3 of",
+        ),
         ([pa.record_batch({"a": [1], "b": [2]}), pa.record_batch({"a": ["1"], "b": ["2"]})], "text for nodes in some"),
     ]
     for edges, says in cases:
@@ -450,6 +477,50 @@ def test_progress_is_told(graphs: Path, figures: Mapping[str, Graph]) -> None:
         graphs / "ca-GrQc.txt.gz", 3, count=True, progress=lambda behind, all: told.append((behind, all))
     )
     assert count == figures["ca-GrQc"].threes and told and told[-1][0] == told[-1][1] > 0
+
+
+@pytest.mark.parametrize("way", ["memory", "file"])
+def test_an_interrupt_is_heard_within_a_batch(tmp_path: Path, way: str) -> None:
+    """A builder that was broken off midway makes no index."""
+    work = (
+        "import signal, sys, pyarrow as pa, pyarrow.compute as pc\n"
+        "from penstock import _native, errors\n"
+        "folder, way = sys.argv[1:]\n"
+        "class Heard(Exception):\n"
+        "    pass\n"
+        "def alarm(*_):\n"
+        "    global inside\n"
+        "    if inside:\n"
+        "        inside = False\n"
+        "        raise Heard\n"
+        "def attempt(rows):\n"
+        "    global inside\n"
+        "    nodes = pc.cast(pa.array(range(rows)), pa.large_string())\n"
+        "    batch = pa.record_batch({'a': nodes, 'b': nodes})\n"
+        "    builders = {'file': (_native.GraphFileBuilder, folder, 1 << 20), 'memory': (_native.GraphBuilder,)}\n"
+        "    new = builders[way][0]('text', *builders[way][1:])\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)\n"
+        "    try:\n"
+        "        inside = True\n"
+        "        new.add('e', batch)\n"
+        "        inside = False\n"
+        "    except Heard:\n"
+        "        pass\n"
+        "    finally:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    try:\n"
+        "        new.add('e', batch.slice(0, 1))\n"
+        "        return False\n"
+        "    except errors.EngineError:\n"
+        "        return True\n"
+        "inside = False\n"
+        "signal.signal(signal.SIGALRM, alarm)\n"
+        "print(any(attempt(1000 << at) for at in range(6, 12)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", work, tmp_path, way], check=True, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "True\n"
 
 
 def test_an_interrupt_ends_a_count() -> None:

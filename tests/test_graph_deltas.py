@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from examples_support import examples
-from penstock import errors
+from penstock import _native, errors
 
 TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
 
@@ -61,6 +61,9 @@ def test_deltas_refuse_and_stay_as_they_were() -> None:
         deltas.update({"e": edges_of([(1, 2)])})
     with pytest.raises(errors.SchemaError, match="null in row 0"):
         deltas.update({"e": edges_of([(None, "b")], pa.string())})
+    with pytest.raises(errors.SchemaError, match="column 'b' is null in row 3 of the relation, counted from 0"):
+        parts = [edges_of(pairs, pa.string()) for pairs in ([("a", "b")] * 2, [("a", "b"), ("b", None)])]
+        deltas.update({"e": pa.concat_tables(parts)}, {"e": parts[0]})
     assert deltas.update({"e": edges_of([("b", "a")])}).num_rows == 0
     assert deltas.update({"e": edges_of([("a", "b")] * 2)}).num_rows == 2
     assert deltas.update({"e": edges_of([("a", "b")])}).num_rows == 0
@@ -298,6 +301,93 @@ def test_two_interrupts_leave_no_half_epoch() -> None:
     assert (ended.returncode, ended.stdout) == (0, "True True\n"), ended.stderr
 
 
+@pytest.mark.parametrize("stage", ["note", "begin"])
+def test_an_interrupt_is_heard_while_an_epoch_is_fed(stage: str) -> None:
+    """Of one batch that is noted, or of what was noted and is made an epoch: nothing has changed then."""
+    work = (
+        "import signal, sys, numpy as np, pyarrow as pa\n"
+        "from penstock import _native\n"
+        "class Heard(Exception):\n"
+        "    pass\n"
+        "def alarm(_, frame):\n"
+        "    global stage\n"
+        "    if stage == sys.argv[1] and frame.f_code is feed.__code__:\n"
+        "        stage = None\n"
+        "        raise Heard\n"
+        "def edges(rows):\n"
+        "    global stage\n"
+        "    random = np.random.default_rng(rows)\n"
+        "    stage = 'note'\n"
+        "    yield 'e', pa.record_batch({end: random.integers(0, rows, rows) for end in 'ab'}), 1\n"
+        "    stage = 'begin'\n"
+        "def feed(edges):\n"
+        "    return deltas.feed(None, None, ['e'], edges, 8)[0]\n"
+        "def attempt(rows):\n"
+        "    global deltas, stage\n"
+        "    deltas = _native.GraphDeltas('p(a, b) :- e(a, b)', 'signed')\n"
+        "    feed([('e', pa.record_batch({'a': [-1], 'b': [-2]}), 1)])\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)\n"
+        "    try:\n"
+        "        feed(edges(rows))\n"
+        "        stage = None\n"
+        "    except Heard:\n"
+        "        pass\n"
+        "    finally:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "    if deltas.begun > 1:\n"
+        "        return False\n"
+        "    assert pa.record_batch(deltas.changes().next()).to_pylist() == [{'a': -1, 'b': -2, 'diff': 1}]\n"
+        "    changes = feed([('e', pa.record_batch({'a': [-1, -3], 'b': [-2, -4]}), 1)])\n"
+        "    assert pa.record_batch(changes.next()).to_pylist() == [{'a': -3, 'b': -4, 'diff': 1}]\n"
+        "    assert changes.next() is None and deltas.begun == 2\n"
+        "    return True\n"
+        "stage = None\n"
+        "signal.signal(signal.SIGALRM, alarm)\n"
+        "print(any(attempt(1000 << at) for at in range(6, 12)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", work, stage], check=False, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_who_asks_for_epochs_waits_for_no_batch() -> None:
+    import numpy as np
+
+    random = np.random.default_rng(5)
+    deltas = _native.GraphDeltas("p(a, b) :- e(a, b)", "signed")
+    feeder = threading.get_ident()
+    over = threading.Event()
+    answers: list[int] = []
+
+    def feed(edges: Any) -> None:
+        deltas.feed(None, None, ["e"], edges, 8)
+
+    def is_feeding() -> bool:
+        """Below Python code, so neither before it nor behind it."""
+        return sys._current_frames()[feeder].f_code is feed.__code__
+
+    def ask() -> None:
+        while not over.wait(0.001):  # leaves the interpreter to the feeder
+            if is_feeding():
+                begun = deltas.begun
+                if is_feeding():
+                    answers.append(begun)
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    try:
+        for at in range(6, 12):
+            rows = 1000 << at
+            batch = pa.record_batch({end: random.integers(0, rows, rows) for end in "ab"})
+            answers.clear()
+            feed(iter([("e", batch, 1)]))
+            if len(answers) > 20:
+                return
+    finally:
+        over.set()
+        asks.join(60)
+    raise AssertionError(f"{len(answers)} answers while two million edges are fed")
+
+
 def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:
     work = (
         "import itertools, pyarrow as pa, penstock as pk\n"
@@ -308,7 +398,8 @@ def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:
         "changes = deltas.stream({'e': edges}, epoch=0, batch_rows=1 << 24)\n"
         "try:\n"
         "    print('go', flush=True)\n"
-        "    next(changes)\n"
+        "    for _ in changes:  # more than anybody waits for\n"
+        "        pass\n"
         "except KeyboardInterrupt:\n"
         "    print('stopped', deltas.stream(epoch=0, batch_rows=10).__next__().num_rows, flush=True)\n"
     )

@@ -59,7 +59,7 @@ def test_what_is_wrong_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "e.graph"
     good = pa.table({"a": [1], "b": [2]})
     for edges, options, says in [
-        (pa.table({"a": [1, None], "b": [1, 2]}), {}, "null in row 1"),
+        (pa.table({"a": [1, None], "b": [1, 2]}), {}, "null in row 1 of the relation"),
         (pa.table({"a": [1.5], "b": [2]}), {}, "nodes are integers or text"),
         (pa.table({"a": [3], "b": [3]}), {"self_loops": "refuse"}, "self-loop at 3"),
         (good, {"memory": 1000}, "memory=1000"),
@@ -110,11 +110,14 @@ def test_nothing_comes_after_an_interrupt(tmp_path: Path, work: str) -> None:
         folder.mkdir()
         command = [sys.executable, "-c", script, str(folder), work]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-            assert child.stdout is not None and child.stdout.readline() == b"go\n"
+            assert child.stdout is not None and child.stderr is not None
+            assert child.stdout.readline() == b"go\n"
             while child.poll() is None and not any(".part" in name for name in os.listdir(folder)):
                 time.sleep(0.001)
             child.send_signal(signal.SIGINT)
-            out, err = child.communicate(timeout=120)
+            child.wait(timeout=120)
+            # Not communicate: it leaves what was read ahead with the first line.
+            out, err = child.stdout.read(), child.stderr.read()
         if b"no interrupt" not in out:  # else this process stood still for as long as the file takes
             break
     assert (out.split(), child.returncode) == ([b"|", b"e.graph", b"2"], 0), err

@@ -995,7 +995,7 @@ class FlowCrew:
 class LocalRun:
     """Worker threads of this process that run one flow.
 
-    Each pushed batch is one epoch, of one source, at whose end the watermark moves to
+    Each pushed batch, in one piece or several, is one epoch, of one source, at whose end the watermark moves to
     ``max(old, greatest event time - lateness)``, the least over the sources that have not ended.
     With `whole` all of them are one epoch, which ends with the input; its watermark is infinite
     then, and no row is late.
@@ -1011,7 +1011,7 @@ class LocalRun:
     journal
         Keep what a rollback needs (costs a copy of each state touched in an epoch).
     ahead
-        Epochs under way before `push` waits.
+        Pieces of epochs under way before `push` waits; most epochs have one.
     whole
         All that is pushed is one epoch, without processing time, as in a batch job. Not with `journal`.
     seats
@@ -1056,13 +1056,15 @@ class LocalRun:
 
     def push(
         self,
-        batch: _ArrowData,
+        batch: _ArrowData | list[_ArrowData],
         clock_ms: int | None = None,
         source: int = 0,
         at_hand: Sequence[int] | None = None,
         away_ms: int = 0,
     ) -> bool:
-        """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` are under way.
+        """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` pieces are under way.
+
+        In a list it is in pieces, which go to the workers one after the other.
 
         Not silent, for ``idle_after``, are sources of which something is `at_hand`, and none was while nobody looked at
         them: `away_ms` milliseconds, all in all.
@@ -1282,7 +1284,10 @@ class GraphBuilder:
         """Names a relation; what happens to its self-loops (keep, drop, refuse) and repeated edges (drop, refuse)."""
 
     def add(self, name: str, edges: _ArrowData) -> None:
-        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls."""
+        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls.
+
+        When that is broken off midway (an interrupt, an error) the builder is spent.
+        """
 
     def finish(self, shape: str) -> GraphIndex:
         """Builds the index; the builder is spent. `shape`: both, forward, degree or degeneracy."""
@@ -1299,7 +1304,10 @@ class GraphFileBuilder:
         """Names a relation and says what happens to its self-loops (keep, drop, refuse). Repeated edges count once."""
 
     def add(self, name: str, edges: _ArrowData) -> None:
-        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls."""
+        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls.
+
+        When that is broken off midway (an interrupt, an error) the builder is spent.
+        """
 
     @property
     def spilled(self) -> int:

@@ -46,6 +46,7 @@ Ids: TypeAlias = Literal["signed", "unsigned", "text"]
 T = TypeVar("T")
 
 _CHUNK_BYTES = 1 << 20
+_PIECE_ROWS = 1 << 20
 _TYPES = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
 
 
@@ -56,7 +57,8 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
     ----------
     path : path
         The file; gzip when it ends in ``.gz``. Empty lines and lines that begin with ``#`` or ``%`` say nothing,
-        further columns are read over.
+        further columns are read over, and so is the line of sizes of a Matrix Market file, which begins with
+        ``%%MatrixMarket``.
     ids : {"number", "text"}, default "number"
         What nodes are: numbers of up to 64 bits, or any text without blanks and commas.
 
@@ -68,7 +70,8 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
     Raises
     ------
     SchemaError
-        For a line that is no edge, with ``file`` and ``line``, and for a damaged gzip file.
+        For a line that is no edge (one that lacks a node beside a tab or comma, too), with ``file`` and ``line``, and
+        for a damaged gzip file.
     OSError
         When the file cannot be read, as soon as the first batch is asked for.
     ConfigError
@@ -129,16 +132,19 @@ class Source:
     def cast(self, ids: Ids) -> Iterator[pa.RecordBatch]:
         """Give the batches with nodes of that kind in the first two columns, and the others as they are.
 
+        Large ones are given in pieces, so that an interrupt is heard in between.
+
         Raises
         ------
         SchemaError
-            When a value does not fit, or there are names among numbers.
+            When a value does not fit or is null, or there are names among numbers.
         """
         if self.ids is not None and (ids == "text") != (self.ids == "text"):
             raise SchemaError(
                 f"relation {self.name!r} has {'text' if self.ids == 'text' else 'numbers'} for nodes, another relation"
                 f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
             )
+        before = 0
         for batch in self.batches:
             told = _told(self.name, [batch.schema.field(at) for at in (0, 1)])
             if told is not None and (told == "text") != (ids == "text"):
@@ -147,13 +153,25 @@ class Source:
                     f"relation {self.name!r} has {some} for nodes in some batches, and nodes are {others} elsewhere;"
                     " bring them to one type"
                 )
-            columns = batch.columns
-            for at in (0, 1):
-                try:
-                    columns[at] = pc.cast(columns[at], _TYPES[ids])
-                except pa.ArrowInvalid as error:
-                    raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
-            yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+            for first in range(0, batch.num_rows, _PIECE_ROWS):
+                yield self._cast(batch.slice(first, _PIECE_ROWS), ids, before + first)
+            before += batch.num_rows
+
+    def _cast(self, batch: pa.RecordBatch, ids: Ids, before: int) -> pa.RecordBatch:
+        """A piece with so many rows before it."""
+        columns = batch.columns
+        for at in (0, 1):
+            try:
+                columns[at] = pc.cast(columns[at], _TYPES[ids])
+            except pa.ArrowInvalid as error:
+                raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
+            if columns[at].null_count:
+                row = before + pc.index(columns[at].is_null(), True).as_py()
+                raise SchemaError(
+                    f"relation {self.name!r}: column {batch.schema.names[at]!r} is null in row {row} of the relation,"
+                    " counted from 0: an edge has two nodes; filter such rows out"
+                )
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def sources(
@@ -215,7 +233,10 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
     iterator: Iterator[Any] = iter(edges)
     for given in iterator:
         if not hasattr(given, "__arrow_c_array__"):
-            raise ConfigError(f"relation {name!r}: expected record batches, got {type(given).__name__}")
+            raise ConfigError(
+                f"relation {name!r}: expected record batches, got {type(given).__name__}; give a pyarrow table of two"
+                " columns, a frame, or the path of a file"
+            )
         first = _rows(name, given, pa.record_batch)
         told = _told(name, _two(name, first.schema, columns))
         if told is not None or first.num_rows:  # else the next one tells

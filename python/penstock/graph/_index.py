@@ -40,7 +40,8 @@ class Index:
     self_loops : {"keep", "drop", "refuse"}, default "keep"
         What happens to edges from a node to itself.
     repeated : {"drop", "refuse"}, default "drop"
-        What happens to edges that come more than once.
+        What happens to edges that come more than once in a relation; where `shape` makes one undirected graph, in
+        either direction and in any relation.
     shape : {"both", "forward", "degree", "degeneracy"}, default "both"
         Both directions serve any pattern; ``"forward"`` is enough for directed cliques, and half the size. The others
         take the edges of all relations as one undirected graph, oriented that way: each clique matches once. They

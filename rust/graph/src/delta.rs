@@ -13,70 +13,233 @@
 //! epoch: those lists are made anew; then the search, which does not depend on the size of the graph otherwise.
 //! Nodes stay numbered for as long as the object lives: one that has no edge any more takes two empty lists per relation.
 //!
+//! An epoch is worked out beside the one that is held ([`Deltas::prepare`]), takes its place at once ([`Deltas::turn`]), and
+//! what it took the place of becomes part of the edges behind it ([`Deltas::settle`]). The first and the last go in steps, between
+//! which everything can be read, and no step is long, however large the epoch: edges are sorted by buckets of nodes.
+//!
 //! Departures: deletions before insertions; what an epoch changed is held until the next, so a sink that failed gets
 //! its matches again.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::mem::{swap, take};
 
 use crate::error::GraphError;
 use crate::intersect;
 use crate::pattern::{Pattern, PatternError};
 
+/// Lists of some nodes, which ascend.
+#[derive(Debug, Default)]
+struct Layer {
+    nodes: Vec<u32>,
+    lists: Vec<Vec<u32>>,
+    /// Where the nodes of each block of numbers begin; empty where nodes are few.
+    blocks: Vec<usize>,
+}
+
+/// Numbers of a block, as a power of two.
+const BLOCK: u32 = 8;
+
+impl Layer {
+    fn get(&self, node: u32) -> Option<&[u32]> {
+        let all = self.nodes.len();
+        let block = |at: u32| self.blocks.get(at as usize).map_or(all, |&begin| begin.min(all));
+        let (begin, end) = match self.blocks.is_empty() {
+            true => (0, all),
+            false => (block(node >> BLOCK), block((node >> BLOCK) + 1)),
+        };
+        self.nodes[begin..end].binary_search(&node).ok().map(|at| &*self.lists[begin + at])
+    }
+
+    /// Adds one behind the others.
+    fn push(&mut self, node: u32, list: Vec<u32>) {
+        self.nodes.push(node);
+        self.lists.push(list);
+        let from = match self.nodes.len() {
+            FEW => 0,
+            more if more > FEW => more - 1,
+            _ => return,
+        };
+        for (at, node) in self.nodes.iter().enumerate().skip(from) {
+            self.blocks.resize(self.blocks.len().max((node >> BLOCK) as usize + 1), at);
+        }
+    }
+
+    fn pop(&mut self) -> Option<(u32, Vec<u32>)> {
+        self.nodes.pop().zip(self.lists.pop())
+    }
+
+    /// Lets go of the room of one that is empty, but for a little.
+    fn tidy(&mut self) {
+        self.nodes.shrink_to(KEPT);
+        self.lists.shrink_to(KEPT);
+        self.blocks = Vec::new();
+    }
+}
+
+/// Lists after each of an epoch's two changes, of nodes whose edges it changes.
+type Changed = [Layer; 2];
+
+/// Edges of each of an epoch's two changes.
+type Edges = [Vec<(u32, u32)>; 2];
+
+/// An edge, and how often it comes (above 0) or goes (below).
+type Noted = (u32, u32, i64);
+
+/// Edges that come in any order and go in order, some at a time.
+#[derive(Debug, Default)]
+struct Pile {
+    /// Those that came last, or all where they are few.
+    few: Vec<Noted>,
+    /// By their first nodes.
+    buckets: BTreeMap<u32, Bucket>,
+}
+
+#[derive(Debug, Default)]
+struct Bucket {
+    edges: Vec<Noted>,
+    /// How many there were when they were added up.
+    sums: usize,
+}
+
+/// Most edges that are in no bucket.
+const FEW: usize = 4096;
+/// Nodes of a bucket, as a power of two.
+const BUCKET: u32 = 10;
+
+impl Pile {
+    fn push(&mut self, edge: Noted) {
+        self.few.push(edge);
+        if self.few.len() == FEW {
+            self.spread();
+        }
+    }
+
+    fn spread(&mut self) {
+        for edge in self.few.drain(..) {
+            let Bucket { edges, sums } = self.buckets.entry(edge.0 >> BUCKET).or_default();
+            edges.push(edge);
+            if edges.len() >= FEW.max(2 * *sums) {
+                add_up(edges);
+                *sums = edges.len();
+            }
+        }
+    }
+
+    /// The next edges, ascending, each once; nothing comes any more.
+    fn pop(&mut self) -> Option<Vec<Noted>> {
+        if !self.buckets.is_empty() {
+            self.spread();
+        }
+        let mut edges = match self.buckets.pop_first() {
+            Some((_, bucket)) => bucket.edges,
+            None => take(&mut self.few),
+        };
+        add_up(&mut edges);
+        (!edges.is_empty()).then_some(edges)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.buckets.is_empty()
+    }
+}
+
+/// Sorts edges, and adds up how often each comes, in the order in which they came.
+fn add_up(edges: &mut Vec<Noted>) {
+    edges.sort_by_key(|&(from, to, _)| (from, to));
+    edges.dedup_by(|next, one| {
+        let same = (next.0, next.1) == (one.0, one.1);
+        if same {
+            one.2 = one.2.saturating_add(next.2);
+        }
+        same
+    });
+}
+
 /// Lists of neighbours of one direction: as they were, after edges have gone, and after others have come.
 #[derive(Debug, Default)]
 struct Lists {
     lists: Vec<Vec<u32>>,
-    changed: [HashMap<u32, Vec<u32>>; 2],
+    /// What the epoch before changed, as far as `lists` do not have it yet.
+    past: Changed,
+    changed: Changed,
+    /// What the epoch to come changes, as far as it is worked out.
+    next: Changed,
 }
 
 impl Lists {
     /// As it is after so many (0 to 2) of the epoch's two changes.
     fn get(&self, node: u32, changes: usize) -> &[u32] {
-        let changed = self.changed[..changes].iter().rev().find_map(|changed| changed.get(&node));
-        let list = changed.or_else(|| self.lists.get(node as usize));
-        list.map_or(&[], Vec::as_slice)
+        let mut layers = self.changed[..changes].iter().rev().chain(self.past.iter().rev());
+        let list = layers.find_map(|layer| layer.get(node));
+        list.or_else(|| self.lists.get(node as usize).map(Vec::as_slice)).unwrap_or_default()
     }
 
-    /// Makes the lists after a change; its edges ascend, and each changes something.
-    fn change(&mut self, change: usize, edges: &[(u32, u32)]) {
-        for group in edges.chunk_by(|one, other| one.0 == other.0) {
-            let node = group[0].0;
-            let before = self.get(node, change);
-            // Exactly: edges that go are there, and those that come are not. Lists that were long do not stay large.
-            let length = if change == GOES { before.len() - group.len() } else { before.len() + group.len() };
-            let mut after = Vec::with_capacity(length);
-            if change == GOES {
-                let mut goes = group.iter().peekable();
-                for &other in before {
-                    if goes.next_if(|edge| edge.1 == other).is_none() {
-                        after.push(other);
-                    }
-                }
-            } else {
-                let mut there = before.iter().peekable();
-                for &(_, comes) in group {
-                    while let Some(&other) = there.next_if(|other| **other < comes) {
-                        after.push(other);
-                    }
-                    after.push(comes);
-                }
-                after.extend(there);
+    /// Works out the lists after a change of the epoch to come, a node at a time, until `steps` are used up: whether there is
+    /// more. Its edges ascend, and each changes something; `behind` are those that are done.
+    fn prepare(&mut self, change: usize, edges: &[(u32, u32)], behind: &mut usize, steps: &mut usize) -> bool {
+        for group in edges[*behind..].chunk_by(|one, other| one.0 == other.0) {
+            if *steps == 0 {
+                return true;
             }
-            self.changed[change].insert(node, after);
+            let used = self.change(change, group);
+            *behind += group.len();
+            *steps = steps.saturating_sub(used);
         }
+        false
     }
 
-    /// Makes what the epoch changed the lists as they were.
-    fn settle(&mut self) {
-        for changed in &mut self.changed {
-            for (node, list) in changed.drain() {
+    /// Makes the list of a node after a change of the epoch to come. How much there was to look at.
+    fn change(&mut self, change: usize, group: &[(u32, u32)]) -> usize {
+        let node = group[0].0;
+        let gone = self.next[..change].iter().find_map(|layer| layer.get(node));
+        let before = gone.unwrap_or_else(|| self.get(node, 2));
+        // Exactly: edges that go are there, and those that come are not. Lists that were long do not stay large.
+        let length = if change == GOES { before.len() - group.len() } else { before.len() + group.len() };
+        let mut after = Vec::with_capacity(length);
+        if change == GOES {
+            let mut goes = group.iter().peekable();
+            for &other in before {
+                if goes.next_if(|edge| edge.1 == other).is_none() {
+                    after.push(other);
+                }
+            }
+        } else {
+            let mut there = before.iter().peekable();
+            for &(_, comes) in group {
+                while let Some(&other) = there.next_if(|other| **other < comes) {
+                    after.push(other);
+                }
+                after.push(comes);
+            }
+            after.extend(there);
+        }
+        let used = before.len() + group.len();
+        self.next[change].push(node, after);
+        used
+    }
+
+    /// Lets the epoch to come take the place of the one that is held, behind which nothing is left.
+    fn turn(&mut self) {
+        swap(&mut self.past, &mut self.changed);
+        swap(&mut self.changed, &mut self.next);
+    }
+
+    /// Makes what the epoch before changed the lists as they were, until `steps` are used up: whether there is more.
+    fn settle(&mut self, steps: &mut usize) -> bool {
+        for layer in &mut self.past {
+            while let Some((node, list)) = layer.pop() {
                 if self.lists.len() <= node as usize {
                     self.lists.resize_with(node as usize + 1, Vec::new);
                 }
                 self.lists[node as usize] = list;
+                *steps = steps.saturating_sub(1);
+                if *steps == 0 {
+                    return true;
+                }
             }
-            changed.shrink_to(KEPT);
+            layer.tidy();
         }
+        false
     }
 }
 
@@ -93,7 +256,75 @@ struct Relation {
     forward: Lists,
     reverse: Lists,
     /// The edges of each change, ascending.
-    edges: [Vec<(u32, u32)>; 2],
+    edges: Edges,
+    next: Next,
+}
+
+/// The edges that the epoch to come changes, as far as that is known.
+#[derive(Debug, Default)]
+struct Next {
+    /// What was noted.
+    noted: Pile,
+    /// Those of it that change something, ascending.
+    edges: Edges,
+    /// The same, turned round.
+    turned: Pile,
+    /// The same, ascending.
+    back: Edges,
+    /// How many of `edges` are in the lists, and how many of `back`.
+    behind: [[usize; 2]; 2],
+}
+
+impl Relation {
+    /// Works out what the epoch to come changes until `steps` are used up: whether there is more.
+    fn prepare(&mut self, steps: &mut usize) -> bool {
+        let Next { noted, edges, turned, back, behind: [forth, round] } = &mut self.next;
+        while let Some(some) = noted.pop() {
+            for &(from, to, times) in &some {
+                let there = self.forward.get(from, 2).binary_search(&to).is_ok();
+                let change = match times {
+                    times if times > 0 && !there => COMES,
+                    times if times < 0 && there => GOES,
+                    _ => continue,
+                };
+                edges[change].push((from, to));
+                turned.push((to, from, times));
+            }
+            *steps = steps.saturating_sub(some.len());
+            if *steps == 0 {
+                return true;
+            }
+        }
+        while let Some(some) = turned.pop() {
+            for &(to, from, times) in &some {
+                back[if times > 0 { COMES } else { GOES }].push((to, from));
+            }
+            *steps = steps.saturating_sub(some.len());
+            if *steps == 0 {
+                return true;
+            }
+        }
+        [GOES, COMES].into_iter().any(|change| {
+            self.forward.prepare(change, &edges[change], &mut forth[change], steps)
+                || self.reverse.prepare(change, &back[change], &mut round[change], steps)
+        })
+    }
+
+    fn turn(&mut self) {
+        self.forward.turn();
+        self.reverse.turn();
+        self.edges = take(&mut self.next).edges;
+    }
+
+    /// Settles the epoch before until `steps` are used up: whether there is more.
+    fn settle(&mut self, steps: &mut usize) -> bool {
+        self.forward.settle(steps) || self.reverse.settle(steps)
+    }
+
+    /// Forgets what is known of the epoch to come.
+    fn discard(&mut self) -> (Next, [Changed; 2]) {
+        (take(&mut self.next), [&mut self.forward, &mut self.reverse].map(|lists| take(&mut lists.next)))
+    }
 }
 
 /// How the rest is bound once an atom is.
@@ -128,6 +359,11 @@ pub struct Cursor {
     stack: Vec<(Vec<u32>, usize)>,
 }
 
+/// What was noted of an epoch that does not come.
+#[derive(Debug)]
+#[expect(dead_code, reason = "it is there to be dropped")]
+pub struct Discarded(Vec<(Next, [Changed; 2])>);
+
 /// A pattern over edges that change.
 #[derive(Debug)]
 pub struct Deltas {
@@ -136,8 +372,6 @@ pub struct Deltas {
     of: Vec<usize>,
     relations: Vec<Relation>,
     plans: Vec<Plan>,
-    /// What the epoch to come changes, by relation and edge.
-    pending: HashMap<(usize, u32, u32), i64>,
     epoch: u64,
 }
 
@@ -150,7 +384,7 @@ impl Deltas {
         let of = of.map(|at| at.expect("it is one of them")).collect();
         let relations = names.iter().map(|name| Relation { name: (*name).to_owned(), ..Relation::default() }).collect();
         let plans = (0..pattern.body.len()).map(|atom| plan(pattern, atom)).collect();
-        Self { pattern: pattern.clone(), of, relations, plans, pending: HashMap::new(), epoch: 0 }
+        Self { pattern: pattern.clone(), of, relations, plans, epoch: 0 }
     }
 
     /// What is looked for.
@@ -165,48 +399,50 @@ impl Deltas {
     /// # Errors
     /// [`PatternError::UnknownRelation`].
     pub fn change(&mut self, relation: &str, from: u32, to: u32, times: i64) -> Result<(), GraphError> {
-        let Some(at) = self.relations.iter().position(|known| known.name == relation) else {
+        let Some(relation) = self.relations.iter_mut().find(|known| known.name == relation) else {
             let known = self.relations.iter().map(|known| known.name.as_str()).collect::<Vec<_>>().join(", ");
             return Err(PatternError::UnknownRelation { place: 0, relation: relation.into(), known }.into());
         };
-        let sum = self.pending.entry((at, from, to)).or_default();
-        *sum = sum.saturating_add(times);
+        relation.next.noted.push((from, to, times));
         Ok(())
     }
 
-    /// Forgets what was noted of the epoch to come.
-    pub fn discard(&mut self) {
-        self.pending.clear();
-        self.pending.shrink_to(KEPT);
+    /// Forgets what was noted of the epoch to come, worked out or not. What there was of it, if it was something: to drop it may
+    /// take a moment.
+    pub fn discard(&mut self) -> Option<Discarded> {
+        let is_empty = |next: &Next| next.noted.is_empty() && next.edges.iter().all(Vec::is_empty);
+        let is_empty = self.relations.iter().all(|relation| is_empty(&relation.next));
+        (!is_empty).then(|| Discarded(self.relations.iter_mut().map(Relation::discard).collect()))
     }
 
     /// Begins the epoch of what was noted; the one before is over, and cursors of it are of no use.
     pub fn begin(&mut self) {
-        let mut edges = vec![[Vec::new(), Vec::new()]; self.relations.len()];
-        for relation in &mut self.relations {
-            relation.forward.settle();
-            relation.reverse.settle();
+        while self.prepare(usize::MAX) {}
+        self.turn();
+        while self.settle(usize::MAX) {}
+    }
+
+    /// Works out the epoch to come, looking at about so many edges: whether there is more of it. What the epoch held changed is as
+    /// it was. Nothing is noted between the first of these steps and the turn; whoever gives up in between discards.
+    pub fn prepare(&mut self, steps: usize) -> bool {
+        let mut steps = steps.max(1);
+        if self.settle(steps) {
+            return true;
         }
-        for ((at, from, to), times) in self.pending.drain() {
-            let there = self.relations[at].forward.get(from, 0).binary_search(&to).is_ok();
-            match times {
-                times if times > 0 && !there => edges[at][COMES].push((from, to)),
-                times if times < 0 && there => edges[at][GOES].push((from, to)),
-                _ => {}
-            }
-        }
-        self.pending.shrink_to(KEPT);
-        for (relation, mut edges) in self.relations.iter_mut().zip(edges) {
-            for change in [GOES, COMES] {
-                edges[change].sort_unstable();
-                relation.forward.change(change, &edges[change]);
-                let mut back = edges[change].iter().map(|&(from, to)| (to, from)).collect::<Vec<_>>();
-                back.sort_unstable();
-                relation.reverse.change(change, &back);
-            }
-            relation.edges = edges;
-        }
+        self.relations.iter_mut().any(|relation| relation.prepare(&mut steps))
+    }
+
+    /// Begins the epoch to come, which is worked out, at once.
+    pub fn turn(&mut self) {
+        self.relations.iter_mut().for_each(Relation::turn);
         self.epoch += 1;
+    }
+
+    /// Lets go of the epoch before, looking at about so many of its edges: whether there is more of it. What is left undone is
+    /// done when the next one is worked out.
+    pub fn settle(&mut self, steps: usize) -> bool {
+        let mut steps = steps.max(1);
+        self.relations.iter_mut().any(|relation| relation.settle(&mut steps))
     }
 
     /// Before the first match of the epoch.
@@ -334,8 +570,18 @@ mod tests {
     /// Room that is taken for neighbours, and for what is noted.
     fn room(deltas: &Deltas) -> usize {
         let both = deltas.relations.iter().flat_map(|relation| [&relation.forward, &relation.reverse]);
-        let lists = both.flat_map(|lists| lists.lists.iter().chain(lists.changed.iter().flat_map(HashMap::values)));
-        lists.map(Vec::capacity).sum::<usize>() + deltas.pending.capacity()
+        let lists = both.flat_map(|lists| {
+            let Lists { lists, past, changed, next } = lists;
+            lists.iter().chain([past, changed, next].into_iter().flatten().flat_map(|layer| &layer.lists))
+        });
+        let lists = lists.map(Vec::capacity).sum::<usize>();
+        let edges = deltas.relations.iter().map(|relation| {
+            let Next { noted, edges, turned, back, .. } = &relation.next;
+            let known = [&relation.edges, edges, back].into_iter().flatten().map(Vec::capacity).sum::<usize>();
+            let piled = [noted, turned].into_iter().flat_map(|pile| pile.buckets.values());
+            known + piled.map(|bucket| bucket.edges.capacity()).sum::<usize>()
+        });
+        lists + edges.sum::<usize>()
     }
 
     #[test]

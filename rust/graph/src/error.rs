@@ -40,7 +40,9 @@ pub enum GraphError {
         node: String,
     },
     /// An edge that was given twice, where the caller wants none.
-    #[error("relation {relation:?} has the edge {from} -> {to} more than once; let repeated edges be dropped")]
+    #[error(
+        "relation {relation:?} has the edge {from} -> {to} more than once{counting}; let repeated edges be dropped"
+    )]
     Repeated {
         /// The relation.
         relation: String,
@@ -48,6 +50,8 @@ pub enum GraphError {
         from: String,
         /// Where it ends.
         to: String,
+        /// What counts as one edge, where direction and relation do not matter.
+        counting: &'static str,
     },
     /// Sources and targets of different lengths, or names among numbers.
     #[error("relation {relation:?}: {problem}")]

@@ -255,7 +255,8 @@ impl Builder {
     }
 
     /// Builds the undirected graph of all relations' edges, oriented: each edge once, from the node that comes first by
-    /// `orientation` to the other. Self-loops are dropped unless they are refused.
+    /// `orientation` to the other. Self-loops are dropped unless they are refused; an edge in the other direction, or in another
+    /// relation, is a repeated one.
     ///
     /// # Errors
     /// As [`Builder::finish`].
@@ -268,8 +269,9 @@ impl Builder {
         let nodes = domain.len();
         let name = relations.first().map_or_else(|| "e".to_owned(), |(raw, _)| raw.name.clone());
         for (raw, pairs) in &relations {
-            check(raw, &domain, pairs)?;
+            check_loops(raw, &domain, pairs)?;
         }
+        check_undirected(&relations, &domain)?;
         let pairs = relations.iter().flat_map(|(_, pairs)| pairs.iter().copied()).filter(|(from, to)| from != to);
         let both = Csr::new(nodes, pairs.flat_map(|(from, to)| [(from, to), (to, from)]));
         drop(relations);
@@ -336,17 +338,43 @@ fn edges(relation: &str, problem: String) -> GraphError {
 
 /// Refuses what the relation does not want.
 fn check(raw: &Raw, domain: &Domain, pairs: &[(u32, u32)]) -> Result<(), GraphError> {
+    check_loops(raw, domain, pairs)?;
+    if raw.repeats == Repeats::Refuse {
+        let mut seen = HashSet::new();
+        if let Some(&pair) = pairs.iter().find(|pair| !seen.insert(**pair)) {
+            return Err(repeated(raw, domain, pair, ""));
+        }
+    }
+    Ok(())
+}
+
+fn check_loops(raw: &Raw, domain: &Domain, pairs: &[(u32, u32)]) -> Result<(), GraphError> {
     if raw.loops == Loops::Refuse
         && let Some(&(node, _)) = pairs.iter().find(|(from, to)| from == to)
     {
         return Err(GraphError::SelfLoop { relation: raw.name.clone(), node: domain.show(node) });
     }
-    if raw.repeats == Repeats::Refuse {
-        let mut seen = HashSet::new();
-        if let Some(&(from, to)) = pairs.iter().find(|pair| !seen.insert(**pair)) {
-            let (from, to) = (domain.show(from), domain.show(to));
-            return Err(GraphError::Repeated { relation: raw.name.clone(), from, to });
+    Ok(())
+}
+
+/// Refuses an edge that has come before in any relation, in either direction, where its relation does not want it.
+fn check_undirected(relations: &[Ranked], domain: &Domain) -> Result<(), GraphError> {
+    if relations.iter().all(|(raw, _)| raw.repeats == Repeats::Drop) {
+        return Ok(());
+    }
+    let mut seen = HashSet::new();
+    for (raw, pairs) in relations {
+        for &(from, to) in pairs {
+            if !seen.insert((from.min(to), from.max(to))) && raw.repeats == Repeats::Refuse {
+                let counting = " in the undirected graph of all relations";
+                return Err(repeated(raw, domain, (from, to), counting));
+            }
         }
     }
     Ok(())
+}
+
+fn repeated(raw: &Raw, domain: &Domain, pair: (u32, u32), counting: &'static str) -> GraphError {
+    let (from, to) = (domain.show(pair.0), domain.show(pair.1));
+    GraphError::Repeated { relation: raw.name.clone(), from, to, counting }
 }

@@ -100,9 +100,17 @@ impl LargeBuilder {
     /// # Errors
     /// As `add`, and [`GraphError::Io`].
     pub fn add(&mut self, add: impl FnOnce(&mut Builder) -> Result<(), GraphError>) -> Result<(), GraphError> {
+        if self.hold(add)? { self.spill() } else { Ok(()) }
+    }
+
+    /// Adds edges by way of `add`, a few at a time. Whether they are so many now that [`LargeBuilder::spill`] is next.
+    ///
+    /// # Errors
+    /// As `add`.
+    pub fn hold(&mut self, add: impl FnOnce(&mut Builder) -> Result<(), GraphError>) -> Result<bool, GraphError> {
         add(&mut self.piece)?;
         let (edges, texts, bytes) = self.piece.held();
-        if edges * EDGE_BYTES + texts * TEXT_BYTES + bytes * 2 >= self.memory { self.spill() } else { Ok(()) }
+        Ok(edges * EDGE_BYTES + texts * TEXT_BYTES + bytes * 2 >= self.memory)
     }
 
     /// How many pieces went to disk.
@@ -115,7 +123,11 @@ impl LargeBuilder {
         io_error(&self.folder, source)
     }
 
-    fn spill(&mut self) -> Result<(), GraphError> {
+    /// Brings the edges that are in memory to disk.
+    ///
+    /// # Errors
+    /// [`GraphError::TooMany`], a self-loop that is refused, [`GraphError::Io`].
+    pub fn spill(&mut self) -> Result<(), GraphError> {
         let mut fresh = (self.fresh)();
         self.names.iter().for_each(|(name, loops)| fresh.relation(name, *loops, Repeats::Drop));
         let full = std::mem::replace(&mut self.piece, fresh);

@@ -1,9 +1,10 @@
 //! Edge lists as text: one edge per line, two nodes separated by blanks, a tab or a comma.
 //!
-//! A tab or comma beside which a node is missing is an error: what stands behind it may be a weight. Of a Matrix Market file, which
-//! says so in its first line, the line of sizes is read over. Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over. Lines
-//! end with a line feed, a carriage return, or both; a byte order mark before the first says nothing. Text comes in pieces of any size; a line that is no edge is an
-//! error with the name of the file and the number of the line.
+//! A tab or comma beside which a node is missing is an error: what stands behind it may be a weight. Lines that are empty or
+//! begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over. Of a Matrix Market file, which says
+//! so in its first line, the line of sizes is read over. Lines end with a line feed, a carriage return, or both; a byte order mark
+//! before the first says nothing. Text comes in pieces of any size; a line that is no edge is an error with the name of the file and
+//! the number of the line.
 
 use crate::error::GraphError;
 
@@ -129,12 +130,21 @@ impl EdgeText {
             self.line += 1;
             let separates = |byte: &u8| matches!(byte, b' ' | b'\t' | b',');
             let mut words = line.split(separates).filter(|word| !word.is_empty());
-            let Some(first) = words.next().filter(|word| !matches!(word[0], b'#' | b'%')) else {
+            let first = words.next().unwrap_or_default();
+            if matches!(first, [] | [b'#' | b'%', ..]) && !line.trim_ascii_start().starts_with(b",") {
                 self.sizes |= self.line == 1 && line.starts_with(b"%%MatrixMarket");
                 continue;
-            };
+            }
             if std::mem::take(&mut self.sizes) {
                 continue;
+            }
+            let gap = || {
+                let told =
+                    format!("{:?} lacks a node beside a tab or comma; fill it in, or leave out the line", shown(line));
+                Err(self.wrong(self.line, told))
+            };
+            if first.is_empty() {
+                return gap();
             }
             let Some(second) = words.next() else {
                 return Err(self.wrong(self.line, format!("{:?} is one node; an edge has two", shown(first))));
@@ -142,9 +152,7 @@ impl EdgeText {
             let place = |word: &[u8]| word.as_ptr() as usize - line.as_ptr() as usize;
             let (before, between) = (&line[..place(first)], &line[place(first) + first.len()..place(second)]);
             if !are_blanks(before) || between.len() > 1 && is_gap(between) {
-                return Err(
-                    self.wrong(self.line, format!("{:?} has no node beside a separator; an edge has two", shown(line)))
-                );
+                return gap();
             }
             each(match self.ids {
                 Ids::Numbers => Edge::Numbers(self.number(first)?, self.number(second)?),
@@ -171,7 +179,7 @@ impl EdgeText {
             let problem = if word.iter().all(u8::is_ascii_digit) { "does not fit in 64 bits" } else { "is no number" };
             self.wrong(
                 self.line,
-                format!("node {:?} {problem}; nodes that are names are read by ids=\"text\" (--text)", shown(word)),
+                format!("node {:?} {problem}; nodes that are names are read by ids=\"text\"", shown(word)),
             )
         })
     }
@@ -248,11 +256,13 @@ mod tests {
     fn a_line_that_is_no_edge_is_named() {
         for (text, says) in [
             ("1 2\n\n3\n", "g.txt, line 3: \"3\" is one node; an edge has two"),
-            ("1 2\n1,,5\n", "g.txt, line 2: \"1,,5\" has no node beside a separator; an edge has two"),
-            ("1\t\t5\n", "g.txt, line 1: \"1\\t\\t5\" has no node"),
-            (",1,2\n", "g.txt, line 1: \",1,2\" has no node"),
-            ("\t1\t2\n", "has no node"),
-            ("1, ,2\n", "has no node"),
+            ("1 2\n1,,5\n", "g.txt, line 2: \"1,,5\" lacks a node beside a tab or comma; fill it in, or leave out"),
+            ("1\t\t5\n", "g.txt, line 1: \"1\\t\\t5\" lacks a node"),
+            (",1,2\n", "g.txt, line 1: \",1,2\" lacks a node"),
+            ("\t1\t2\n", "lacks a node"),
+            ("1, ,2\n", "lacks a node"),
+            ("1 2\n , \n", "g.txt, line 2: \" , \" lacks a node"),
+            (",#1,2\n", "lacks a node"),
             ("1 2\n3 x\n", "g.txt, line 2: node \"x\" is no number"),
             ("1 2\r\n3 4\r\n3 x\r\n", "g.txt, line 3: node \"x\" is no number"),
             ("1 2\r3 4\r3 x", "g.txt, line 3: node \"x\" is no number"),

@@ -1,6 +1,6 @@
 //! Deltas beside a search of the whole graph after every epoch.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use penstock_graph::delta::Deltas;
@@ -15,6 +15,17 @@ const PATTERNS: &[&str] = &[
     "p(a,b,c,d) :- e(a,b), e(a,c), e(a,d), e(b,c), e(b,d), e(c,d)",
     "p(a,b,c) :- e(a,b), f(b,c), e(b,b)",
 ];
+
+/// Every match of the epoch that is held, and whether it came, a few nodes at a time.
+fn held(deltas: &Deltas) -> BTreeMap<Vec<u32>, i64> {
+    let (mut cursor, mut found) = (deltas.cursor(), BTreeMap::new());
+    let mut each = |row: &[u32], came| {
+        let known = found.insert(row.to_vec(), if came { 1 } else { -1 });
+        assert_eq!(known, None, "it is given twice");
+    };
+    while deltas.next(&mut cursor, 2, 3, &mut each).unwrap() {}
+    found
+}
 
 /// Every match of the edges, by variable.
 fn whole(pattern: &Pattern, edges: &BTreeMap<(usize, u32, u32), ()>) -> BTreeMap<Vec<u32>, i64> {
@@ -40,15 +51,56 @@ fn whole(pattern: &Pattern, edges: &BTreeMap<(usize, u32, u32), ()>) -> BTreeMap
     found
 }
 
+type Epochs = Vec<Vec<(usize, u32, u32, i64)>>;
+
+fn epochs() -> impl Strategy<Value = Epochs> {
+    proptest::collection::vec(proptest::collection::vec((0_usize..2, 0_u32..6, 0_u32..6, -2_i64..4), 0..14), 1..7)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(48) })]
 
+    /// However many steps there are, and wherever somebody gives up, what is held is as it was until the turn.
     #[test]
-    fn every_epoch_gives_exactly_what_changed(
-        epochs in proptest::collection::vec(
-            proptest::collection::vec((0_usize..2, 0_u32..6, 0_u32..6, -2_i64..4), 0..14), 1..7,
-        ),
+    fn an_epoch_that_is_worked_out_in_steps_is_the_same(
+        epochs in epochs(),
+        ways in proptest::collection::vec((1_usize..4, 0_usize..40, 0_usize..8), 7),
     ) {
+        for text in PATTERNS {
+            let pattern = Pattern::parse(text).unwrap();
+            let (mut whole, mut deltas) = (Deltas::new(&pattern), Deltas::new(&pattern));
+            let note = |deltas: &mut Deltas, epoch: &[(usize, u32, u32, i64)]| {
+                for &(at, from, to, times) in epoch {
+                    let _ = deltas.change(["e", "f"][at], from * 3000, to * 3000, times);
+                }
+            };
+            for (epoch, &(steps, gives_up, settles)) in epochs.iter().zip(&ways) {
+                let before = held(&deltas);
+                note(&mut deltas, epoch);
+                for _ in 0..gives_up {
+                    deltas.prepare(steps);
+                    prop_assert_eq!(&held(&deltas), &before, "{}", text);
+                }
+                deltas.discard();
+                prop_assert_eq!(&held(&deltas), &before, "{}", text);
+                note(&mut deltas, epoch);
+                while deltas.prepare(steps) {}
+                prop_assert_eq!(&held(&deltas), &before, "{}", text);
+                deltas.turn();
+                note(&mut whole, epoch);
+                whole.begin();
+                let wanted = held(&whole);
+                prop_assert_eq!(&held(&deltas), &wanted, "{}", text);
+                for _ in 0..settles {
+                    deltas.settle(steps);
+                    prop_assert_eq!(&held(&deltas), &wanted, "{}", text);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_epoch_gives_exactly_what_changed(epochs in epochs()) {
         for text in PATTERNS {
             let pattern = Pattern::parse(text).unwrap();
             let mut deltas = Deltas::new(&pattern);
@@ -120,4 +172,50 @@ fn what_an_epoch_changed_is_there_until_the_next_begins() {
     assert_eq!(rest, 7, "what is noted for the next epoch does not count yet");
     deltas.begin();
     assert!(deltas.next(&mut old, 1, 1, &mut |_, _| {}).unwrap_err().to_string().contains("epoch that is over"));
+}
+
+/// So many that nodes are in buckets and blocks, and edges that come and go often are added up in between.
+#[test]
+fn epochs_of_many_edges_are_what_a_set_of_edges_has() {
+    let mut seed = 1_u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        ((seed >> 33) % below) as u32
+    };
+    let pattern = Pattern::parse("p(a,b) :- e(a,b), e(b,a)").unwrap();
+    let (mut deltas, mut edges) = (Deltas::new(&pattern), BTreeSet::new());
+    let both = |edges: &BTreeSet<(u32, u32)>| {
+        edges.iter().copied().filter(|&(from, to)| edges.contains(&(to, from))).collect::<BTreeSet<_>>()
+    };
+    for (nodes, far, notes) in [(300, 100, 40_000), (20_000, 1, 60_000), (30, 1, 30_000), (400, 77, 9_000)] {
+        let mut net = BTreeMap::<_, i64>::new();
+        for _ in 0..notes {
+            let (edge, times) = ((random(nodes) * far, random(nodes) * far), i64::from(random(5)) - 2);
+            deltas.change("e", edge.0, edge.1, times).unwrap();
+            *net.entry(edge).or_default() += times;
+        }
+        let (before, was) = (both(&edges), held(&deltas));
+        while deltas.prepare(1000) {
+            assert_eq!(held(&deltas).len(), was.len());
+        }
+        assert_eq!(held(&deltas), was);
+        for (edge, times) in net {
+            match times {
+                ..0 => edges.remove(&edge),
+                0 => false,
+                1.. => edges.insert(edge),
+            };
+        }
+        deltas.turn();
+        let after = both(&edges);
+        let rows = |some: &BTreeSet<(u32, u32)>, others: &BTreeSet<(u32, u32)>, sign: i64| {
+            some.difference(others).map(|&(a, b)| (vec![a, b], sign)).collect::<Vec<_>>()
+        };
+        let wanted = [rows(&before, &after, -1), rows(&after, &before, 1)].concat().into_iter().collect();
+        assert_eq!(held(&deltas), wanted);
+        while deltas.settle(1000) {
+            assert_eq!(held(&deltas).len(), wanted.len());
+        }
+        assert_eq!(held(&deltas), wanted);
+    }
 }

@@ -275,6 +275,32 @@ fn what_a_relation_refuses_is_named() {
 }
 
 #[test]
+fn an_undirected_graph_has_repeats_in_either_direction_and_any_relation() {
+    let build = |edges: &[(&str, u64, u64)], repeats: [Repeats; 2]| {
+        let mut builder = Builder::numbers();
+        ["e", "f"].into_iter().zip(repeats).for_each(|(name, repeats)| builder.relation(name, Loops::Drop, repeats));
+        edges.iter().for_each(|&(name, from, to)| builder.numbers_in(name, &[from], &[to]).unwrap());
+        builder.finish_oriented(Orientation::Degree).map(|index| index.edges()).map_err(|error| error.to_string())
+    };
+    let refuse = [Repeats::Refuse; 2];
+    for (edges, says) in [
+        (
+            [("e", 1, 2), ("e", 2, 1)],
+            "relation \"e\" has the edge 2 -> 1 more than once in the undirected graph of all",
+        ),
+        ([("f", 1, 2), ("f", 1, 2)], "relation \"f\" has the edge 1 -> 2 more than once"),
+        ([("f", 2, 1), ("e", 1, 2)], "relation \"f\" has the edge 2 -> 1 more than once"),
+        ([("e", 1, 2), ("f", 1, 2)], "relation \"f\" has the edge 1 -> 2 more than once"),
+    ] {
+        let error = build(&edges, refuse).unwrap_err();
+        assert!(error.contains(says), "{edges:?} gives {error:?}");
+        assert_eq!(build(&edges, [Repeats::Drop; 2]), Ok(1));
+    }
+    assert_eq!(build(&[("e", 1, 2), ("e", 2, 1)], [Repeats::Drop, Repeats::Refuse]), Ok(1), "each says it for itself");
+    assert_eq!(build(&[("e", 1, 2), ("e", 2, 3), ("f", 3, 1)], refuse), Ok(3));
+}
+
+#[test]
 fn what_does_not_fit_the_relations_is_told() {
     let index = Arc::new(index(&[("e", &vec![(1, 2)])]));
     let query = |text: &str, order: Option<&[&str]>| {

@@ -1,8 +1,11 @@
 //! Edges collected to an index: in memory, or by way of scratch files to an index file.
+//!
+//! Invariant: edges are added in pieces, between which Python looks at signals; what an interrupt or an error leaves half added
+//! makes no index: the builder is spent.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -13,9 +16,9 @@ use penstock_graph::{Builder, GraphError, LargeBuilder, Loops, Repeats};
 use pyo3::prelude::*;
 
 use crate::aside;
-use crate::enter::locked;
+use crate::enter::{enter, locked};
 use crate::errors::{self, Kind, Problem};
-use crate::graph::{GraphIndex, Ids, done, ends, published};
+use crate::graph::{GraphIndex, Ids, PIECE, Trouble, done, ends, let_go, published};
 
 /// An empty builder for nodes of that kind.
 fn fresh(ids: Ids) -> fn() -> Builder {
@@ -70,6 +73,29 @@ fn put(builder: &mut Builder, ids: Ids, name: &str, from: &ArrayRef, to: &ArrayR
     }
 }
 
+/// Does `add` with a builder and one piece after the other of so many rows, and looks at signals in between.
+fn pieces<B: Send + 'static>(
+    py: Python<'_>,
+    class: &'static str,
+    builder: &Mutex<Option<B>>,
+    rows: usize,
+    mut add: impl FnMut(&mut B, usize, usize) -> Result<(), GraphError> + Send,
+) -> PyResult<()> {
+    let mut first = 0;
+    let added = enter(py, None, |_| {
+        let mut builder = builder.lock().unwrap_or_else(PoisonError::into_inner);
+        let builder = builder.as_mut().ok_or(Trouble::Handle(Problem::Closed(class)))?;
+        let piece = PIECE.min(rows - first);
+        add(builder, first, piece)?;
+        first += piece;
+        Ok::<_, Trouble>((first == rows).then_some(()))
+    });
+    if added.is_err() {
+        let_go(locked(py, builder, Option::take));
+    }
+    added.map(drop)
+}
+
 /// Collects the edges of relations.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct GraphBuilder {
@@ -113,10 +139,13 @@ impl GraphBuilder {
         })
     }
 
-    /// Adds edges: the first two columns of a batch, int64, uint64 or (large) text as the builder was told.
+    /// Adds edges: the first two columns of a batch, int64, uint64 or (large) text as the builder was told. When that is broken
+    /// off midway the builder is spent.
     fn add(&self, py: Python<'_>, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<()> {
         let (from, to) = ends(self.ids, name, edges)?;
-        self.with(py, |builder| put(builder, self.ids, name, &from, &to))
+        pieces(py, "GraphBuilder", &self.builder, from.len(), |builder, first, rows| {
+            put(builder, self.ids, name, &from.slice(first, rows), &to.slice(first, rows))
+        })
     }
 
     /// Builds the index; the builder is spent. `shape`: both directions, forward only, or undirected and oriented by
@@ -144,11 +173,8 @@ impl GraphBuilder {
 pub(crate) struct GraphFileBuilder {
     ids: Ids,
     stop: Arc<AtomicBool>,
-    builder: Mutex<Option<LargeBuilder>>,
+    builder: Arc<Mutex<Option<LargeBuilder>>>,
 }
-
-/// Most edges that are added before memory is looked at again.
-const PIECE: usize = 8192;
 
 #[pymethods]
 impl GraphFileBuilder {
@@ -158,7 +184,7 @@ impl GraphFileBuilder {
         let ids = Ids::read(ids)?;
         let stop = Arc::new(AtomicBool::new(false));
         let builder = done(LargeBuilder::new(fresh(ids), &folder, memory, stop.clone()))?;
-        Ok(Self { ids, stop, builder: Mutex::new(Some(builder)) })
+        Ok(Self { ids, stop, builder: Arc::new(Mutex::new(Some(builder))) })
     }
 
     /// Names a relation and says what happens to its self-loops (keep, drop, refuse). Repeated edges count once.
@@ -168,18 +194,43 @@ impl GraphFileBuilder {
         Ok(named.ok_or(Problem::Closed("GraphFileBuilder"))?)
     }
 
-    /// Adds edges: the first two columns of a batch, int64, uint64 or (large) text as the builder was told.
+    /// Adds edges: the first two columns of a batch, int64, uint64 or (large) text as the builder was told. When that is broken
+    /// off midway the builder is spent.
     fn add(&self, py: Python<'_>, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<()> {
+        const CLASS: &str = "GraphFileBuilder";
         let (from, to) = ends(self.ids, name, edges)?;
-        let outcome = locked(py, &self.builder, |builder| {
-            let builder = builder.as_mut()?;
-            Some((0..from.len()).step_by(PIECE).try_for_each(|first| {
+        let mut first = 0;
+        let added = loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Problem::Spent(CLASS).into());
+            }
+            let held = enter(py, None, |_| {
+                let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
+                let builder = builder.as_mut().ok_or(Trouble::Handle(Problem::Closed(CLASS)))?;
                 let rows = PIECE.min(from.len() - first);
                 let (from, to) = (from.slice(first, rows), to.slice(first, rows));
-                builder.add(|piece| put(piece, self.ids, name, &from, &to))
-            }))
-        });
-        done(outcome.ok_or(Problem::Closed("GraphFileBuilder"))?)
+                let is_full = builder.hold(|piece| put(piece, self.ids, name, &from, &to))?;
+                first += rows;
+                Ok::<_, Trouble>((is_full || rows < PIECE).then_some(is_full))
+            });
+            match held {
+                Ok(Some(true)) => {}
+                other => break other.map(drop),
+            }
+            // The lock is kept by whoever brings them to disk, so nobody adds or finishes meanwhile.
+            let builder = self.builder.clone();
+            let spill = move || {
+                let mut builder = builder.lock().unwrap_or_else(PoisonError::into_inner);
+                builder.as_mut().map_or(Ok(()), LargeBuilder::spill)
+            };
+            if let Err(error) = aside::once(py, CLASS, spill).and_then(done).and_then(|()| py.check_signals()) {
+                break Err(error);
+            }
+        };
+        if added.is_err() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        added
     }
 
     /// How often edges went to disk.

@@ -1,13 +1,17 @@
 //! Changes of edges to changes of matches.
 //!
 //! The edges, and what the last epoch changed, are one state under one lock; whoever reads the changes takes it for a tick at
-//! a time. An epoch can be read again until the next one begins, so whoever failed with its rows gets them once more.
+//! a time, and whoever feeds an epoch for a piece of it, between which Python looks at signals. Which epochs have been is in a
+//! book with a lock of its own, so that who asks for them waits for no edges. An epoch can be read again until the next one
+//! begins, so whoever failed with its rows gets them once more.
 //!
 //! Invariants: one call feeds an epoch from its first edge to its begin, and another one waits meanwhile; however it ends,
-//! nothing of what it noted is left for the next. Numbers of epochs come from one source.
+//! nothing of what it noted is left for the next. An epoch begins at once, in the state and in the book. Numbers of epochs come
+//! from one source. Who takes both locks takes that of the book first.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -23,7 +27,7 @@ use pyo3::prelude::*;
 use crate::arrow::{RecordBatch, Schema, import_batch};
 use crate::enter::{enter, locked};
 use crate::errors::{self, Kind};
-use crate::graph::{Ids, Trouble, ends};
+use crate::graph::{Ids, PIECE, Trouble, ends, let_go};
 
 /// Nodes numbered as they first come.
 #[derive(Default)]
@@ -57,10 +61,15 @@ impl Names {
     }
 }
 
-/// Edges, what their nodes are called, and which epoch is held.
+/// Edges, and what their nodes are called.
 struct State {
     deltas: Deltas,
     names: Names,
+}
+
+/// Which epoch is held, and which have been.
+#[derive(Default)]
+struct Book {
     /// The thread that feeds an epoch now.
     feeds: Option<ThreadId>,
     /// How many epochs have begun.
@@ -75,7 +84,7 @@ struct State {
     fed: Option<Vec<String>>,
 }
 
-impl State {
+impl Book {
     /// Whether an epoch of that number is the one that is held, so that it is only given again.
     fn expect(&self, epoch: u64, source: Option<&str>, relations: &[String]) -> Result<bool, Refused> {
         let again = self.held == Some(epoch);
@@ -141,15 +150,21 @@ impl From<Refused> for PyErr {
     }
 }
 
+/// Takes a lock. Callers are detached.
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// This thread feeds an epoch. Whatever was noted and not begun is gone when it ends.
-struct Claim<'a, 'py>(Python<'py>, &'a Mutex<State>);
+struct Claim<'a, 'py>(Python<'py>, &'a GraphDeltas);
 
 impl Drop for Claim<'_, '_> {
     fn drop(&mut self) {
-        locked(self.0, self.1, |state| {
-            state.deltas.discard();
-            state.feeds = None;
-        });
+        let Self(py, of) = self;
+        if let Some(noted) = locked(*py, &of.state, |state| state.deltas.discard()) {
+            let_go(noted);
+        }
+        locked(*py, &of.book, |book| book.feeds = None);
     }
 }
 
@@ -166,6 +181,7 @@ enum Times {
 pub(crate) struct GraphDeltas {
     ids: Ids,
     schema: Arc<ArrowSchema>,
+    book: Mutex<Book>,
     state: Arc<Mutex<State>>,
 }
 
@@ -183,24 +199,15 @@ impl GraphDeltas {
             ));
         }
         fields.push(Field::new("diff", DataType::Int8, false));
-        let (deltas, names) = (Deltas::new(&pattern), Names::default());
-        let state = Arc::new(Mutex::new(State {
-            deltas,
-            names,
-            feeds: None,
-            begun: 0,
-            held: None,
-            last: None,
-            source: None,
-            fed: None,
-        }));
-        Ok(Self { ids, schema: Arc::new(ArrowSchema::new(fields)), state })
+        let state = Arc::new(Mutex::new(State { deltas: Deltas::new(&pattern), names: Names::default() }));
+        Ok(Self { ids, schema: Arc::new(ArrowSchema::new(fields)), book: Mutex::default(), state })
     }
 
     /// Feeds an epoch and gives what it changed, and whether it is the one that is held, so that it is only given again.
     ///
     /// `edges` gives names of relations, batches, and how often their edges come (above 0) or go (below); None: the
-    /// third column says it. It is not asked for an epoch that is held. What was noted is gone when anything fails.
+    /// third column says it. It is not asked for an epoch that is held. What was noted is gone when anything fails; only an
+    /// interrupt of what tidies up behind the begin leaves an epoch that has been fed.
     ///
     /// Raises `StateLost` when the number is neither that of the epoch held nor the next, comes from another source, or
     /// again for other relations; `StateError` when `edges` feed the deltas themselves.
@@ -215,58 +222,66 @@ impl GraphDeltas {
     ) -> PyResult<(GraphChanges, bool)> {
         let me = thread::current().id();
         let begins = |wait: Duration| {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            match state.feeds {
+            let mut book = held(&self.book);
+            match book.feeds {
                 Some(other) if other == me => {
                     let problem = "these deltas are being fed, and the edges that they get feed them again; feed one \
                                    epoch after the other";
                     return Err(Refused(Kind::State, problem.to_owned()));
                 }
                 Some(_) => {
-                    drop(state);
+                    drop(book);
                     thread::sleep(wait);
                     return Ok(None);
                 }
                 None => {}
             }
             if let Some(epoch) = epoch
-                && state.expect(epoch, source.as_deref(), &relations)?
+                && book.expect(epoch, source.as_deref(), &relations)?
             {
-                return Ok(Some(Some(state.deltas.cursor())));
+                return Ok(Some(Some(held(&self.state).deltas.cursor())));
             }
-            state.feeds = Some(me);
+            book.feeds = Some(me);
             Ok(Some(None))
         };
         if let Some(cursor) = enter(py, None, begins)?.flatten() {
             return Ok((self.given(cursor, rows), true));
         }
-        let _claim = Claim(py, &self.state);
+        let _claim = Claim(py, self);
         for noted in edges.try_iter()? {
             let (name, batch, times) = noted?.extract::<(String, Bound<'_, PyAny>, Option<i64>)>()?;
             let noted = self.read(&name, &batch, times)?;
-            locked(py, &self.state, |state| self.note(state, &name, &noted))?;
+            let mut rows = 0..0;
+            enter(py, None, |_| {
+                rows = rows.end..noted.0.len().min(rows.end + PIECE);
+                self.note(&mut held(&self.state), &name, &noted, rows.clone())?;
+                Ok::<_, Trouble>((rows.end == noted.0.len()).then_some(()))
+            })?;
         }
-        let cursor = locked(py, &self.state, |state| {
-            state.deltas.begin();
-            (state.begun, state.held, state.fed) = (state.begun + 1, epoch, Some(relations));
+        self.while_any(py, |deltas| deltas.prepare(PIECE))?;
+        let cursor = py.detach(|| {
+            let (mut book, mut state) = (held(&self.book), held(&self.state));
+            state.deltas.turn();
+            (book.begun, book.held, book.fed) = (book.begun + 1, epoch, Some(relations));
             if epoch.is_some() {
-                (state.last, state.source) = (epoch, source);
+                (book.last, book.source) = (epoch, source);
             }
             state.deltas.cursor()
         });
+        self.while_any(py, |deltas| deltas.settle(PIECE))?;
         Ok((self.given(cursor, rows), false))
     }
 
     /// How many epochs have been fed.
     #[getter]
     fn begun(&self, py: Python<'_>) -> u64 {
-        locked(py, &self.state, |state| state.begun)
+        locked(py, &self.book, |book| book.begun)
     }
 
     /// The number of the epoch that is held.
     #[getter]
     fn epoch(&self, py: Python<'_>) -> Option<u64> {
-        locked(py, &self.state, |state| state.held)
+        locked(py, &self.book, |book| book.held)
     }
 
     /// What the epoch changed, from the start.
@@ -287,6 +302,12 @@ impl GraphDeltas {
 }
 
 impl GraphDeltas {
+    /// Goes on as long as there is more, and looks at signals in between.
+    fn while_any(&self, py: Python<'_>, mut step: impl FnMut(&mut Deltas) -> bool + Send) -> PyResult<()> {
+        let ended = enter(py, None, |_| Ok::<_, Trouble>((!step(&mut held(&self.state).deltas)).then_some(())));
+        ended.map(drop)
+    }
+
     fn given(&self, cursor: Cursor, rows: usize) -> GraphChanges {
         let found = Found {
             cursor: Some(cursor),
@@ -316,14 +337,15 @@ impl GraphDeltas {
         Ok((from, to, Times::Each(times.clone())))
     }
 
-    fn note(&self, State { deltas, names, .. }: &mut State, name: &str, noted: &Noted) -> Result<(), Trouble> {
+    fn note(&self, state: &mut State, name: &str, noted: &Noted, rows: Range<usize>) -> Result<(), Trouble> {
+        let State { deltas, names } = state;
         let (from, to, times) = noted;
         let mut nodes = |column: &ArrayRef, row: usize| match self.ids {
             Ids::Signed => names.number(turned(column.as_primitive::<Int64Type>().value(row))),
             Ids::Unsigned => names.number(column.as_primitive::<UInt64Type>().value(row)),
             Ids::Text => names.text(column.as_string::<i64>().value(row)),
         };
-        for row in 0..from.len() {
+        for row in rows {
             let (from, to) = (nodes(from, row)?, nodes(to, row)?);
             let times = match times {
                 Times::All(times) => *times,
@@ -360,9 +382,9 @@ impl GraphChanges {
     /// Searches until a batch is full, the end has come, or time is over: then None.
     fn look(&self, wait: Duration) -> Result<Option<Option<Batch>>, Trouble> {
         let deadline = Instant::now() + wait;
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = held(&self.found);
         let Found { cursor, columns, diffs } = &mut *found;
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = held(&self.state);
         let head = &state.deltas.pattern().head;
         while let Some(at) = cursor.as_mut().filter(|_| diffs.len() < self.rows) {
             let room = self.rows - diffs.len();

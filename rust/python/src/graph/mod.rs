@@ -30,6 +30,9 @@ pub(crate) use index::GraphIndex;
 pub(crate) use search::GraphSearch;
 pub(crate) use text::GraphText;
 
+/// Most edges that are taken before somebody else may have the lock, and Python looks at signals.
+const PIECE: usize = 8192;
+
 /// What nodes are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ids {
@@ -125,6 +128,12 @@ pub(crate) fn published<T: Send + 'static>(
     done(outcome?)
 }
 
+/// Drops what may be large where nobody waits for it; it has nothing of Python's.
+fn let_go(large: impl Send + 'static) {
+    // Without a thread it is dropped here.
+    let _ = std::thread::Builder::new().spawn(move || drop(large));
+}
+
 /// The first two columns of a batch, checked to be nodes of that kind without nulls.
 pub(crate) fn ends(ids: Ids, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<(ArrayRef, ArrayRef)> {
     let batch = import_batch(edges)?;
@@ -143,11 +152,9 @@ pub(crate) fn ends(ids: Ids, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<(
             );
             return Err(errors::raise(Kind::Schema, &message));
         }
-        if let Some(row) = (0..column.len()).find(|&row| column.is_null(row)).filter(|_| column.null_count() > 0) {
-            let message = format!(
-                "relation {name:?}: column {:?} is null in row {row}: an edge has two nodes; filter such rows out",
-                field.name()
-            );
+        if column.null_count() > 0 {
+            // Callers tell in which row of all batches.
+            let message = format!("relation {name:?}: column {:?} has nulls, but an edge has two nodes", field.name());
             return Err(errors::raise(Kind::Schema, &message));
         }
     }
