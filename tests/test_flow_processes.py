@@ -162,6 +162,14 @@ def test_streams_are_exact(name: str) -> None:
     assert got == _sorted(flow.run(source, streaming=True))
 
 
+@pytest.mark.parametrize("name", ["updates", "windows", "functions with state"])
+def test_streams_are_exact_where_epochs_are_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, source = _FLOWS[name](), _keys(24, 250)
+    plain = _sorted(flow.run(source, streaming=True))
+    monkeypatch.setattr("penstock._local._BLOCK_ROWS", 40)
+    assert _rescaled(flow, source, {6: 3, 15: 1}, streaming=True) == plain
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", _EXPANDS)
 def test_what_expands_and_goes_around_is_exact(name: str, streaming: bool) -> None:

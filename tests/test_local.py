@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from engine_support import wait_for
 from examples_support import examples
+from interrupt_support import at_every_instruction
 from penstock import _local as local
 from penstock import _native, _pickles, ordered
 from penstock._local import LateRows
@@ -300,6 +302,147 @@ def test_more_rows_than_a_batch_give_one_row_per_key() -> None:
         largest.run(table, streaming=True)
     with pytest.raises(ConfigError, match="streaming='yes'"):
         largest.run(table, streaming="yes")  # type: ignore[arg-type]
+
+
+HOSTS: list[dict[str, int]] = [{}, {"workers": 3}, {"processes": 2}]
+
+
+@pytest.mark.parametrize("how", HOSTS, ids=["one", "threads", "processes"])
+def test_a_batch_of_a_stream_is_one_epoch_whatever_its_size(how: dict[str, int]) -> None:
+    """So no row of it is late for another, and a key has one update."""
+    n = 200_000
+    batch = pa.record_batch({"k": [at % 3 for at in range(n)], "ts": list(range(n, 0, -1))})
+    updates = pk.Flow(batch.schema).key_by("k").agg(n=pk.count())
+    assert rows(updates.run([batch], streaming=True, **how)) == [(0, 66_667), (1, 66_667), (2, 66_666)]
+    late: list[pa.RecordBatch] = []
+    windows = EVENTS.agg(n=pk.count())
+    # With the second batch two rows are too late for the first one.
+    behind = pa.record_batch({"k": [0, 0, 0], "ts": [n, n - 3_000, 5]})
+    got = pa.Table.from_batches(windows.run([batch, behind], streaming=True, late=late.append, **how))
+    assert sum(got["n"].to_pylist()) == n + 1 and got.num_rows == len({(row[0], row[2]) for row in rows([got])})
+    assert rows(late) == [(0, 5), (0, n - 3_000)]
+    # It is cut by who asks for that, and of a table each chunk is a batch.
+    with updates.start(streaming=True, batch_rows=70_000) as session:
+        assert len(rows(session.run(batch))) == 3 * 3 and session.epoch == 3
+    with updates.start(streaming=True, **how) as session:
+        assert len(rows(session.run(pa.Table.from_batches([batch, batch])))) == 2 * 3 and session.epoch == 2
+        assert session.rows == 2 * n
+
+
+def test_a_batch_of_a_stream_is_one_epoch_however_wide_its_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_BLOCK_BYTES", 5_000)
+    text = pa.record_batch({"k": [0, 1] * 20, "text": ["x" * 999] * 40})
+    sizes: list[int] = []
+
+    def seen(batch: pa.RecordBatch) -> pa.RecordBatch:
+        sizes.append(batch.num_rows)
+        return batch
+
+    flow = pk.Flow("k bigint, text string").map_batches(seen).key_by("k").agg(n=pk.count())
+    # As it comes, and where it grows only when it is made to fit.
+    for batch in (text, text.set_column(1, "text", text["text"].dictionary_encode())):
+        sizes.clear()
+        with flow.start(2, streaming=True) as session:
+            assert rows(session.run([batch, batch])) == [(0, 20), (0, 40), (1, 20), (1, 40)] and session.epoch == 2
+        assert sum(sizes) == 80 and max(sizes) <= 5, "in pieces"
+
+
+def test_pieces_of_an_epoch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several sources, late rows, side outputs and moves for an epoch."""
+    rng = random.Random(7)
+
+    def drawn(number: int, base: int) -> pa.RecordBatch:
+        times = [base + rng.randrange(-3_000, 1_000) for _ in range(number)]
+        return pa.record_batch({"k": [rng.randrange(4) for _ in times], "ts": times})
+
+    given = {name: [drawn(rng.randrange(1, 20), at * 1_000) for at in range(8)] for name in ("a", "b")}
+    a = pk.Flow("k bigint, ts bigint", event_time="ts", lateness="1s", name="a")
+    b = pk.Flow("k bigint, ts bigint", event_time="ts", lateness="1s", name="b")
+
+    def noted(total: int | None, k: int, ts: int) -> tuple[int, list[Any]]:
+        total = (total or 0) * 3 % 1_009 + ts
+        return total, [(k, total), *([pk.side("odd", (ts,))] if ts % 2 else [])]
+
+    keyed = a.union(b).key_by("k")
+    windows = keyed.window(pk.tumbling("1s")).agg(n=pk.count())
+    states = keyed.stateful_map(noted, schema="k bigint, total bigint", sides={"odd": "ts bigint"})
+
+    def made(flow: pk.Flow, workers: int, pieces: bool, sides: bool) -> list[Any]:
+        late: list[pa.RecordBatch] = []
+        odd: list[pa.RecordBatch] = []
+        # Where nothing is cut there is a piece for an epoch.
+        monkeypatch.setattr(local, "_BLOCK_ROWS", 3 if pieces else 100)
+        taken: dict[str, Any] = {"sides": {"odd": odd.append}} if sides else {"late": late.append}
+        with flow.start(workers, streaming=True, **taken) as session:
+            session.migrate(to=[workers - 1] * 256, at_epoch=9, strategy="all-at-once")
+            got = rows(session.run(given))
+            assert session.epoch == 16 and session.rows == sum(x.num_rows for x in (*given["a"], *given["b"]))
+            assert session.late_rows == sum(batch.num_rows for batch in late)
+            assert session.side_rows == ({"odd": sum(batch.num_rows for batch in odd)} if sides else {})
+        assert session.stats()["epochs"].to_pylist() == [17] * workers, "each batch, and the end"
+        assert session.owners()[0] == [workers - 1] * 256
+        return [got, rows(late), rows(odd)]
+
+    for flow, sides in ((windows, False), (states, True)):
+        for workers in (1, 3):
+            whole, cut = (made(flow, workers, pieces, sides) for pieces in (False, True))
+            assert cut == whole and whole[0] and whole[2 if sides else 1]
+
+
+def test_an_epoch_in_pieces_waits_for_room() -> None:
+    """It counts as many as it has of what may be under way: large batches do not pile up."""
+    gate, computed, seen = threading.Event(), [], []
+
+    def held(batch: pa.RecordBatch) -> pa.RecordBatch:
+        gate.wait(60)
+        computed.append(batch.num_rows)
+        return batch
+
+    plan, calls = pk.Flow("k bigint").map_batches(held).to_plan(True)
+    one = pa.record_batch({"k": [1, 2]})
+    with _native.LocalRun(plan, calls, ahead=4) as run:
+        assert run.push([one] * 5)
+
+        def next_one() -> None:
+            assert run.push([one])
+            seen.append(sum(computed))
+
+        pushing = threading.Thread(target=next_one)
+        pushing.start()
+        gate.set()
+        pushing.join(60)
+        assert seen[0] >= 10 and run.next_epoch == 2
+        assert run.push([])
+        with pytest.raises(SchemaError):
+            run.push([one, pa.record_batch({"x": [1]})])
+        assert run.next_epoch == 3
+        run.finish()
+        assert sum(pa.record_batch(batch).num_rows for _, batch in iter(run.take, None)) == 12
+
+
+def test_an_epoch_in_pieces_outlives_an_interrupt_at_any_instruction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_BLOCK_ROWS", 2)
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+    blocks = [pa.record_batch({"k": [number, 7, number, 7, 7]}) for number in range(3)]
+
+    def taken() -> Any:
+        return flow.run(iter(blocks), streaming=True)
+
+    expected = [rows([batch]) for batch in taken()]
+    assert expected == [[(number, 2), (7, 3 * number + 3)] for number in range(3)]
+    at_every_instruction(taken, expected, stride=7, show=lambda batch: rows([batch]))
+
+
+def test_a_batch_with_an_error_in_a_later_piece_is_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_BLOCK_BYTES", 100)
+    good = pa.record_batch({"k": pa.array(range(100), pa.int64())})
+    bad = pa.record_batch({"k": pa.array([*range(99), 2**63], pa.uint64())})
+    with pk.Flow("k bigint").map_batches(lambda batch: batch).start(streaming=True) as session:
+        found = []
+        with pytest.raises(SchemaError):
+            for batch in session.run([good, bad, good]):
+                found += batch["k"].to_pylist()
+        assert found == list(range(100)) and session.epoch == 1
 
 
 TIMES = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(-90, 90))), max_size=60)

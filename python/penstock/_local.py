@@ -2,7 +2,8 @@
 
 Owns: reading any Arrow source, progress on screen, and migrations asked for from Python.
 The loop that feeds and takes is `_pump`; the threads, the epochs and the state are the
-native module's. The input is one epoch, or with ``streaming`` each batch of it is one.
+native module's. The input is one epoch, or with ``streaming`` each batch of it is one, in
+pieces where it is large.
 
 Invariants: at most a bounded number of batches is in flight (the native side blocks the
 feeder); leaving a run early and an exception end the worker threads before control comes
@@ -86,6 +87,8 @@ _MOST_MOVES = 200_000
 MOST_WORKERS = 1024
 #: Rows of a batch, as Arrow counts them.
 _MOST_ROWS = 2**63 - 1
+#: Rows of a block.
+_BLOCK_ROWS = 65_536
 #: Bytes of a block, about: no message between workers may have more than four times as many.
 _BLOCK_BYTES = 64 << 20
 
@@ -239,8 +242,8 @@ class LocalSession:
         Receives batches of late rows in the thread that iterates `run`; see `Flow.run`.
     sides : dict of name to callable, optional
         Receives batches of side outputs likewise.
-    batch_rows : int, default 65_536
-        Larger input batches are cut.
+    batch_rows : int, optional
+        Larger input batches are cut, with `streaming` into several epochs. See `Flow.run`.
     streaming : bool, default False
         Each batch is an epoch; by default the whole input is one. See `Flow.run`.
     bits : int, default 8
@@ -282,13 +285,14 @@ class LocalSession:
         *,
         late: LateSink | None = None,
         sides: SideSinks | None = None,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = None,
         bits: int = 8,
         streaming: bool = False,
         processes: int | None = None,
     ) -> None:
         workers = _at_least_one(workers, "workers", MOST_WORKERS)
-        batch_rows = _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
+        if batch_rows is not None:
+            batch_rows = _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
         if processes is not None:
             processes = checked_processes(processes, f"processes={processes!r}", workers)
         if whole(bits, 0, 20) is None:
@@ -369,7 +373,7 @@ class LocalSession:
         if self._used:
             raise EngineError("this session has already run to the end of its input; start another with flow.start()")
         self._require_open()
-        read = feeds(self._flow, source, self._batch_rows)
+        read = feeds(self._flow, source, self._batch_rows, self._streaming)
         self._used = True
         return LocalResults(Pump(lambda: self, read))
 
@@ -874,7 +878,7 @@ def run(
     late: LateSink | None = None,
     sides: SideSinks | None = None,
     progress: bool = False,
-    batch_rows: int = 65_536,
+    batch_rows: int | None = None,
     streaming: bool = False,
     processes: int | None = None,
 ) -> LocalResults:
@@ -893,12 +897,13 @@ def _check(
     late: LateSink | None,
     sides: SideSinks | None,
     progress: bool,
-    batch_rows: int,
+    batch_rows: int | None,
     streaming: bool,
     processes: int | None,
 ) -> Kinds:
     _at_least_one(workers, "workers", MOST_WORKERS)
-    _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
+    if batch_rows is not None:
+        _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     yes_or_no(streaming, "streaming")
     yes_or_no(progress, "progress")
     if processes is not None:
@@ -920,13 +925,13 @@ class _Run:
         late: LateSink | None,
         sides: SideSinks | None,
         progress: bool,
-        batch_rows: int,
+        batch_rows: int | None,
         streaming: bool,
         processes: int | None,
     ) -> None:
         self._wanted = (flow, workers, late, sides, batch_rows, streaming, processes)
         self._source = source
-        self._batches = feeds(flow, source, batch_rows)
+        self._batches = feeds(flow, source, batch_rows, streaming)
         self._bar = _progress() if progress else None
         self.session: LocalSession | None = None
 
@@ -951,7 +956,7 @@ class _Run:
             # In the thread that reads: no interrupt reaches the locks of the bar there.
             for fed in batches:
                 out = 0 if self.session is None else self.session.output_rows
-                bar.update(task, advance=0 if fed.batch is None else fed.batch.num_rows, out=out)
+                bar.update(task, advance=fed.rows, out=out)
                 yield fed
 
         return [feed._replace(batches=watched(feed.batches)) for feed in self._batches]
@@ -966,7 +971,7 @@ def run_into(
     late: LateSink | None = None,
     sides: SideSinks | None = None,
     progress: bool = False,
-    batch_rows: int = 65_536,
+    batch_rows: int | None = None,
     streaming: bool = False,
     processes: int | None = None,
 ) -> RunSummary:
@@ -1028,14 +1033,19 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
     [2, 1]
     """
     for batch in _read(source, nested=False):
-        # Before what may take as much again, and after what may make more of it.
-        narrow = _narrowed(batch, schema)
-        grows = not narrow.schema.equals(schema)
-        for piece in _of_a_block(narrow):
-            made = conform(piece, schema)
-            for fitting in _of_a_block(made) if grows else (made,):
-                for start in range(0, fitting.num_rows, batch_rows):
-                    yield fitting.slice(start, batch_rows)
+        yield from _cut(batch, schema, batch_rows)
+
+
+def _cut(batch: pa.RecordBatch, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    """A batch in fitting pieces of at most so many rows, and of a block's bytes; none of one without rows."""
+    # Before what may take as much again, and after what may make more of it.
+    narrow = _narrowed(batch, schema)
+    grows = not narrow.schema.equals(schema)
+    for piece in _of_a_block(narrow):
+        made = conform(piece, schema)
+        for fitting in _of_a_block(made) if grows else (made,):
+            for start in range(0, fitting.num_rows, rows):
+                yield fitting.slice(start, rows)
 
 
 def _narrowed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -1066,8 +1076,10 @@ def _of_a_block(batch: pa.RecordBatch, held: int | None = None) -> Iterator[pa.R
         yield from _of_a_block(piece, size)
 
 
-def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
+def feeds(flow: FlowBase, source: Any, batch_rows: int | None, streaming: bool) -> list[Feed]:
     """Read what a flow is fed: the batches of each of its sources, and where each of several ends.
+
+    In a stream each is an epoch. It is one of the source, whole, or with `batch_rows` as it is cut.
 
     Parameters
     ----------
@@ -1075,8 +1087,10 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
         What is fed.
     source : Arrow data, or dict of str to Arrow data
         What `batches` reads; by the name of the source, where the flow has several.
-    batch_rows : int
+    batch_rows : int or None
         Larger batches are cut without copying.
+    streaming : bool
+        Whether the source is a stream.
 
     Returns
     -------
@@ -1107,8 +1121,13 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
     several = len(schemas) > 1
 
     def feed(number: int, name: str, schema: pa.Schema) -> Iterator[Fed]:
-        for batch in batches(source[name], schema, batch_rows):
-            yield Fed(batch, number)
+        if streaming and batch_rows is None:
+            for batch in _read(source[name], nested=False):
+                if pieces := list(_cut(batch, schema, _BLOCK_ROWS)):
+                    yield Fed(pieces, number)
+        else:
+            for piece in batches(source[name], schema, batch_rows or _BLOCK_ROWS):
+                yield Fed([piece], number)
         if several:
             yield Fed(None, number)
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "Fed", "Feed", "LocalResults", "Pump"]
 
-#: Epochs, or parts of the only one, that may be under way.
+#: Pieces of epochs, or parts of the only one, that may be under way: while there are fewer an epoch goes in, however
+#: many it has.
 AHEAD = 4
 
 
@@ -255,10 +256,15 @@ class Failed:
 
 
 class Fed(NamedTuple):
-    """A batch on its way in, and the number of its source; no batch: the source has ended."""
+    """A batch on its way in, in pieces, and the number of its source; no batch: the source has ended."""
 
-    batch: pa.RecordBatch | None
+    pieces: list[pa.RecordBatch] | None
     source: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Of all pieces."""
+        return sum(piece.num_rows for piece in self.pieces or ())
 
 
 class Feed(NamedTuple):
@@ -280,8 +286,7 @@ class _Fed(NamedTuple):
     def behind(self, item: Fed) -> _Fed:
         """With one more."""
         taken = (*self.taken[: item.source], self.taken[item.source] + 1, *self.taken[item.source + 1 :])
-        rows = 0 if item.batch is None else item.batch.num_rows
-        return _Fed(taken, self.rows + rows, item, item.source)
+        return _Fed(taken, self.rows + item.rows, item, item.source)
 
 
 class _Out(NamedTuple):
@@ -493,7 +498,7 @@ class Pump:
         if len(fed.taken) > 1:
             # The others go on reading while the workers are not ready for it: they are not silent.
             reader.allow(fed.taken)
-        if item.batch is None:
+        if item.pieces is None:
             self._native.end_source(item.source)  # twice does no harm
             self._fed = fed.behind(item)
             return True
@@ -501,7 +506,7 @@ class Pump:
             self._pushed = (item, [])
         pushed = self._pushed[1]
         if not pushed:
-            caught(pushed, self._native.push, item.batch, None, item.source, reader.at_hand, self._away_ms())
+            caught(pushed, self._native.push, item.pieces, None, item.source, reader.at_hand, self._away_ms())
         if not pushed[0]:
             pushed.clear()  # the workers wait until outputs are taken
             return True

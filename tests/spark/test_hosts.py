@@ -192,6 +192,11 @@ AGGS = {"n": pk.count(), "total": pk.sum("v")}
 FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     "map": (SOURCE.map_batches(even), lambda: Counter(event for event in EVENTS if event[1] % 2 == 0)),
     "totals": (KEYED.agg(**AGGS), totals),
+    "all rows": (pk.Flow(TABLE.schema).agg(n=pk.count()), lambda: Counter({(ROWS,): 1})),
+    "all rows in windows": (
+        SOURCE.window(pk.sliding("60s", every="25s")).agg(n=pk.count()),
+        lambda: Counter((s, s + 60_000, len(own)) for s, own in windows(60_000, 25_000).items()),
+    ),
     "totals as updates": (KEYED.agg(emit="update", **AGGS), totals),
     "largest totals": (KEYED.agg(emit="final", **AGGS).top(3, by="total"), largest),
     "sliding": (KEYED.window(pk.sliding("60s", every="25s")).agg(n=pk.count()), lambda: counts(60_000, 25_000)),
@@ -359,6 +364,7 @@ def test_a_tagged_source_is_asked_for_what_is_read(spark: Any, engine: pk.Engine
     "name",
     [
         "totals",
+        "all rows in windows",
         "sliding",
         "apart",
         "hottest",
@@ -394,6 +400,30 @@ def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk
         assert local.num_rows == len(twin()), "each once in all epochs together"
     elif name != "groups":
         assert any(batch["ts"].null_count < batch.num_rows for batch in late) and found != twin(), "some were late"
+
+
+@pytest.mark.parametrize("name", ["totals", "sliding", "sessions"])
+def test_an_epoch_of_more_rows_than_a_block_is_one(spark: Any, engine: pk.Engine, name: str) -> None:
+    """No host cuts it: what is late and which updates come follow from the batches of the source alone."""
+    flow, twin = FLOWS[name]
+    epochs = [TABLE.combine_chunks().to_batches()[0], TABLE.slice(0, 5_000).combine_chunks().to_batches()[0]]
+    assert epochs[0].num_rows == ROWS > 65_536
+    kept, dropped = Kept(), Kept()
+    function = engine.foreach_batch(flow, kept, late=dropped, name=f"{name}, in large epochs")
+    for number, epoch in enumerate(epochs):
+        function(frame(spark, pa.Table.from_batches([epoch])), number)
+    found = bag(*kept.batches.values(), as_table(engine.finish(f"{name}, in large epochs"), flow))
+    for how in ({"workers": 1}, {"workers": 3}, {"processes": 2}):
+        late: list[pa.RecordBatch] = []
+        local = pa.Table.from_batches(flow.run(epochs, late=late.append, streaming=True, **how))
+        assert bag(local) == found, how
+        assert bag(*dropped.batches.values()) == (bag(pa.Table.from_batches(late)) if late else Counter()), how
+    if name == "totals":
+        keys = len({k for k, _, _ in twin()})
+        assert local.num_rows == 2 * keys, "an update of each key and epoch"
+    else:
+        timed = sum(batch.num_rows - batch["ts"].null_count for batch in late)
+        assert 0 < timed <= epochs[1].num_rows, "none of the first epoch"
 
 
 def test_a_stream_of_updates_is_not_aggregated_again(engine: pk.Engine) -> None:

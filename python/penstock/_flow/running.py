@@ -29,7 +29,7 @@ class Running(FlowBase):
         late: LateSink | None = None,
         sides: SideSinks | None = None,
         progress: bool = False,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = None,
         streaming: bool = False,
         processes: int | None = None,
     ) -> LocalResults:
@@ -59,13 +59,15 @@ class Running(FlowBase):
             takes are counted (`RunSummary`, `LocalSession.side_rows`) and dropped.
         progress : bool, default False
             Show a progress bar on stderr.
-        batch_rows : int, default 65_536
+        batch_rows : int, optional
             Larger input batches are cut, and so are those whose rows hold more than 64 MiB in the columns of the flow.
-            With `streaming` each piece is one
-            epoch, at whose end the watermark moves.
+            With `streaming` each piece is an epoch then, at whose end the watermark moves, so what is late and which
+            updates come depends on it; by default each batch is one epoch, which goes to the workers in pieces of at
+            most 65,536 rows and 64 MiB. Of an input that ends nothing depends on it; the default is 65,536.
         streaming : bool, default False
             Take the source for a stream without an end: each batch of it is an epoch of its
-            own, as Spark's batches are beside a query. Windows close as the watermark passes
+            own, of whatever size, as Spark's batches are beside a query (of a table, each chunk is a batch; one without
+            rows is none). Windows close as the watermark passes
             them, rows behind it are late, aggregates give updates, and state is what is still
             open. By default the whole input is one epoch, as in a batch job: windows and
             aggregates come when it ends, and nothing depends on where batches are cut.
@@ -98,7 +100,8 @@ class Running(FlowBase):
         reached; one that has ended is not waited for.
 
         The source is read as results are taken, with a bounded number of batches in flight, in a
-        thread of its own: while it is silent, results come out. After Ctrl-C the iterator goes on
+        thread of its own: while it is silent, results come out. A batch of a stream is held until its epoch is
+        complete, and so is what comes of it; `batch_rows` limits that. After Ctrl-C the iterator goes on
         where it was. Before the error of a source come the results of all batches that were fed, as far as they are
         final without what would have followed.
 
@@ -208,7 +211,7 @@ class Running(FlowBase):
         *,
         late: LateSink | None = None,
         sides: SideSinks | None = None,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = None,
         streaming: bool = False,
         processes: int | None = None,
     ) -> LocalSession:
@@ -222,7 +225,7 @@ class Running(FlowBase):
             As for `run`.
         sides : dict of name to callable, optional
             As for `run`.
-        batch_rows : int, default 65_536
+        batch_rows : int, optional
             As for `run`.
         streaming : bool, default False
             As for `run`.

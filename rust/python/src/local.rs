@@ -1,9 +1,9 @@
 //! A flow on worker threads of this process: [`LocalRun`].
 //!
-//! Each pushed batch is one epoch, of one source. The watermark moves at its end: max(old, greatest event time - lateness), the least over
-//! the sources that have not ended, so lateness depends on the input alone, not on threads or timing. Or all of them are one epoch (`whole`), as the input of a
-//! batch job is: then nothing depends on how the input is cut into batches, and no row is late. Results of a batch are handed out when all
-//! workers have completed it, in order and by worker within it.
+//! Each pushed batch is one epoch, of one source, in one piece or several. The watermark moves at its end: max(old, greatest event time -
+//! lateness), the least over the sources that have not ended, so lateness depends on the input alone, not on threads, timing or the pieces. Or all of them
+//! are one epoch (`whole`), as the input of a batch job is: then nothing depends on how the input is cut into batches, and no row is late. Results of a
+//! batch are handed out when all workers have completed it, in order and by worker within it.
 //!
 //! Any number of Python threads may call a `LocalRun` at once. Whoever waits takes the next event of the workers and
 //! applies it to the shared books; the lock on them is taken only while detached from the interpreter and never held
@@ -24,7 +24,7 @@ use penstock_plan::host::{
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::arrow::{RecordBatch, import_batch};
 use crate::calls::PyCalls;
@@ -84,9 +84,11 @@ struct Books {
     migrations: HashMap<u64, Option<Result<Report, Refusal>>>,
 }
 
-/// Output of an epoch so far, by worker.
-#[derive(Default)]
+/// An epoch under way.
 struct Epoch {
+    /// What it counts of what may be under way.
+    pieces: usize,
+    /// Its output so far, by worker.
     done: BTreeMap<usize, (Vec<Batch>, Vec<Batch>)>,
 }
 
@@ -151,6 +153,11 @@ impl Books {
             }
             Event::Failed { error } => self.failures.push(error),
         }
+    }
+
+    /// Pieces of the epochs that are not complete.
+    fn under_way(&self) -> usize {
+        self.open.values().map(|epoch| epoch.pieces).sum()
     }
 
     /// Lets workers go on that wait for their outputs to be taken.
@@ -342,10 +349,10 @@ impl LocalRun {
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
-    /// Hands one batch of a source, which becomes one epoch or a part of the only one, to the workers; waits while `ahead` are under way. False,
-    /// and nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
-    /// never goes back. The only epoch has none, as a batch job. Not silent, for `idle_after`, are sources of which something is `at_hand`, and no
-    /// source was while nobody looked: `away_ms`, all in all.
+    /// Hands one batch of a source, which becomes one epoch or a part of the only one, to the workers, or the pieces of one in a list; waits while
+    /// `ahead` pieces are under way. False, and nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing
+    /// time, by default the system's; it never goes back. The only epoch has none, as a batch job. Not silent, for `idle_after`, are sources of which
+    /// something is `at_hand`, and no source was while nobody looked: `away_ms`, all in all.
     #[pyo3(signature = (batch, clock_ms=None, source=0, at_hand=None, away_ms=0))]
     fn push(
         &self,
@@ -362,9 +369,14 @@ impl LocalRun {
             let message = format!("source '{}' has ended: nothing more of it can be pushed", from.name);
             return Err(errors::raise(Kind::Engine, &message));
         }
-        let batch = plan::fitting(&import_batch(batch)?, &from.schema)?;
-        let reached = from.event_time.as_ref().and_then(|event_time| event_time.max_us(&batch));
-        let batches = vec![batch.into()];
+        let fitting = |piece: &Bound<'_, PyAny>| plan::fitting(&import_batch(piece)?, &from.schema);
+        let pieces = match batch.cast::<PyList>() {
+            Ok(pieces) => pieces.iter().map(|piece| fitting(&piece)).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => vec![fitting(batch)?],
+        };
+        let times = from.event_time.iter().flat_map(|event_time| pieces.iter().map(|piece| event_time.max_us(piece)));
+        let reached = times.max().flatten();
+        let batches = pieces.into_iter().map(Into::into).collect();
         let input = PartitionRows { source: source as u8, partition: 0, batches, rows_before: 0 };
         let at_hand = at_hand.unwrap_or_default();
         at_hand.iter().try_for_each(|source| inner.source(*source).map(drop))?;
@@ -700,7 +712,7 @@ impl LocalRun {
         Ok(told.ok_or(Problem::Closed("LocalRun"))?)
     }
 
-    /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one. False when they wait for outputs to be taken.
+    /// Releases an epoch when fewer than `ahead` pieces are under way: `None` is the last one. False when they wait for outputs to be taken.
     fn release(&self, py: Python<'_>, input: Option<Input>, clock_ms: Option<i64>) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let last = input.is_none();
@@ -710,7 +722,7 @@ impl LocalRun {
                 return if last { Ok(Some(true)) } else { Err(Problem::Host(Box::new(HostError::Finished))) };
             }
             let failed = books.failure(inner.workers, false).is_some();
-            if failed || books.group.is_none() || books.open.len() >= inner.ahead {
+            if failed || books.group.is_none() || books.under_way() >= inner.ahead {
                 return Ok(books.ready.iter().any(|ready| ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
@@ -727,6 +739,7 @@ impl LocalRun {
             };
             let group = books.group.as_ref().expect("checked above");
             let epoch = books.next_epoch;
+            let pieces = inputs.iter().map(|input| input.batches.len()).sum::<usize>().max(1);
             let released = if inner.whole {
                 if last { group.release(epoch, inputs, watermark) } else { group.release_part(epoch, inputs) }
             } else {
@@ -734,7 +747,7 @@ impl LocalRun {
                 group.release_at(epoch, inputs, watermark, Some(books.clock_ms))
             };
             released.map_err(|error| Problem::Host(Box::new(error)))?;
-            books.open.insert(epoch, Epoch::default());
+            books.open.insert(epoch, Epoch { pieces, done: BTreeMap::new() });
             books.next_epoch += 1;
             books.finished = last;
             Ok(Some(true))
