@@ -138,6 +138,61 @@ def test_every_aggregate_in_sliding_windows(workers: int) -> None:
     check(flow.collect(TABLE, workers=workers, batch_rows=100), groups, ["window_start", "k"])
 
 
+def sessions_of_all(gap: int) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    own: list[Row] = []
+    for row in sorted(ROWS, key=lambda row: row["ts"]):
+        if own and row["ts"] - own[-1]["ts"] > gap:
+            own = []
+        own = own or groups.setdefault((row["ts"],), own)
+        own.append(row)
+    return groups
+
+
+@pytest.mark.parametrize("how", [{"workers": 1}, {"workers": 3}, {"processes": 2}], ids=str)
+@pytest.mark.parametrize("window", [None, pk.sliding("20s", every="10s"), pk.session("100ms")], ids=str)
+def test_all_rows_are_one_group_where_there_is_no_key(window: pk.Window | None, how: dict[str, int]) -> None:
+    groups: dict[tuple[Any, ...], list[Row]]
+    if window is None:
+        groups = {(): ROWS}
+    elif window.kind == "session":
+        groups = sessions_of_all(100)
+        assert len(groups) > 20
+    else:
+        groups = defaultdict(list)
+        for row in ROWS:
+            last = row["ts"] // 10_000 * 10_000
+            for start in (last, last - 10_000):
+                groups[(start,)].append(row)
+    cut = FLOW if window is None else FLOW.window(window)
+    flow = cut.agg(**{name: case[0] for name, case in CASES.items()})
+    head = () if window is None else ("window_start", "window_end")
+    assert flow.columns == (*head, *CASES) and "exchange: all rows to one bin" in flow.explain()
+    check(flow.collect(TABLE, batch_rows=100, **how), groups, list(head[:1]))
+    assert flow.collect(TABLE.slice(0, 0), **how).num_rows == 0, "no group without a row"
+
+
+def test_all_rows_of_a_stream_are_one_group_where_there_is_no_key() -> None:
+    batches = TABLE.to_batches(max_chunksize=1_000)
+
+    def given(flow: pk.Flow) -> list[Row]:
+        return [row for batch in flow.run(batches, 2, streaming=True) for row in batch.to_pylist()]
+
+    counts = {"n": pk.count(), "d": pk.count_distinct("s")}
+    last = {"n": len(ROWS), "d": distinct("s")(ROWS)}
+    updates = given(FLOW.agg(**counts))
+    assert [row["n"] for row in updates] == [1_000, 2_000, 3_000] and updates[-1] == last
+    assert given(FLOW.agg(emit="final", **counts)) == [last]
+    # Behind one with keys, and beside columns of those names.
+    each = FLOW.key_by("k").agg(n=pk.count(), emit="final")
+    assert given(each.agg(k=pk.count(), n=pk.sum("n"), emit="final")) == [{"k": 4, "n": len(ROWS)}]
+
+
+def test_an_aggregate_called_name_stands_in_its_place() -> None:
+    assert FLOW.agg(a=pk.count(), name=pk.count(), b=pk.count()).columns == ("a", "name", "b")
+    assert FLOW.agg(a=pk.count(), name="kept").columns == ("a",)
+
+
 def test_distinct_gives_each_combination_once() -> None:
     flow = FLOW.distinct("k", "f")
     assert flow.columns == ("k", "f") and flow.output_schema.field("f").type == pa.float64()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
@@ -27,7 +28,7 @@ import penstock as pk
 from penstock._migration import MigrationReport
 from penstock.cli import _program, choices, main
 from penstock.cli.common import Report, _fed, one_line
-from penstock.errors import UserFunctionError
+from penstock.errors import PenstockError, UserFunctionError
 from penstock.ordered._pipeline import MODES, QUEUES, SCHEDULERS
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 
@@ -437,8 +438,7 @@ def test_an_output_that_is_an_input_is_refused(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("name", "zipped", "says"),
     [
-        ("book", True, "its name and its content differ"),
-        ("book.gz", False, "its name and its content differ"),
+        ("book", True, "it is gzip and not named so"),
         ("book.bz2", False, "Spark would decompress"),
         ("_book.txt", False, "begins with _ or ."),
         ("book:1.txt", False, "has a colon"),
@@ -451,6 +451,91 @@ def test_files_that_spark_reads_otherwise_are_refused(
     given = ["--input", str(tmp_path / name), "--output", str(tmp_path / "out")]
     assert says in refused(capsys, "wordcount", *given, "--host", "spark")
     assert main(["wordcount", *given]) == 0
+
+
+@pytest.mark.parametrize("host", ["local", "spark", "engine"])
+def test_a_file_that_is_no_gzip_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str], host: str) -> None:
+    book = tmp_path / "book.gz"
+    book.write_bytes(b"a")
+    given = ["--input", str(book), "--output", str(tmp_path / "out"), "--host", host]
+    said = refused(capsys, "wordcount", *given, code=1)
+    assert "book.gz is damaged: not a gzipped file, it begins with b'a'; fetch it again" in said
+    assert list(tmp_path.iterdir()) == [book]
+
+
+def test_empty_values_are_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a path they would mean the folder we are in."""
+    monkeypatch.chdir(tmp_path)
+    for arguments, says in (
+        (["events", "--output", ""], "--output is empty; give a value, or leave it out"),
+        (["events", "--output="], "--output is empty"),
+        (["nexmark", "--query", "q1", "--input", "", "--output", "x"], "--input is empty"),
+        (["wordcount", "--input", "a", "", "--output", "x"], "an argument is empty"),
+        (["report", ""], "an argument is empty"),
+        (["--debug", "report", ""], "an argument is empty"),
+    ):
+        assert main(arguments) == 2
+        assert f"penstock: {says}" in capsys.readouterr().err.splitlines()[-1], arguments
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of a process")
+@pytest.mark.parametrize("command", ["nexmark", "events", "cliques", "wordcount", "tpcxbb", "state"])
+def test_what_cannot_be_written_is_told_by_the_name_that_was_given(
+    bids: Path, shop: Path, tmp_path: Path, command: str
+) -> None:
+    """As on a full disk: no file may become longer than some bytes."""
+    names = " ".join(f"word{letter}" * 40 for letter in "abcdefgh")
+    (tmp_path / "book.txt").write_text(names)
+    (tmp_path / "edges.txt").write_text("1 2\n")
+    kept = str(Path(__file__).parent / "data" / "checkpoint-v1")
+    given = {
+        "nexmark": ["--query", "q1", "--input", str(bids)],
+        "events": ["--events", "1000"],
+        "cliques": ["--size", "2", "--input", str(tmp_path / "edges.txt")],
+        "wordcount": ["--input", str(tmp_path / "book.txt")],
+        "tpcxbb": ["--query", "q2_sessions", "--input", str(shop)],
+        "state": [kept, "--operator", "agg", "--format", "csv"],
+    }[command]
+    output = tmp_path / "made"
+    work = (
+        "import resource, sys\n"
+        "from penstock.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    before = sorted(tmp_path.iterdir())
+    words = [sys.executable, "-B", "-c", work, command, *given, "--output", str(output)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == f"penstock: --output {output}: cannot be written: {os.strerror(errno.EFBIG)}\n"
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_name_that_no_file_may_have_is_told_as_it_was_given(
+    bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is too long with what is put behind it while it is written."""
+    output = tmp_path / ("long" * 62)
+    for given in (["nexmark", "--query", "q1", "--input", str(bids)], ["events", "--events", "50"]):
+        said = refused(capsys, *given, "--output", str(output), code=1)
+        assert said == f"penstock: --output {output}: cannot be written: {os.strerror(errno.ENAMETOOLONG)}\n"
+
+
+def test_cliques_speak_of_options_and_of_one_edge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edges = tmp_path / "edges.txt"
+    edges.write_text("1 ann\n")
+    said = refused(capsys, "cliques", "--input", str(edges), code=1)
+    assert said.endswith('node "ann" is no number; nodes that are names are read by --text\n')
+    with pytest.raises(PenstockError, match=r'are read by ids="text"$'):
+        pk.graph.cliques(edges, 3, count=True)
+    edges.write_text("1 2\n")
+    assert main(["cliques", "--input", str(edges)]) == 0
+    assert "0 directed cliques of 3 nodes in 2 nodes and 1 edge, " in capsys.readouterr().out
+    with pytest.raises(PenstockError, match="expected record batches, got tuple; give a pyarrow table of two columns"):
+        pk.graph.cliques([(1, 2)], 3)  # type: ignore[list-item]
 
 
 def test_wordcount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -233,7 +233,6 @@ Build = Callable[[], Any]
         (lambda: bids().window(pk.tumbling("1s")).key_by("price"), PlanError, "key_by comes before window"),
         (lambda: bids().window("60s"), ConfigError, "make it with penstock.tumbling"),
         (lambda: pk.Flow(BIDS).window(pk.tumbling("1s")), PlanError, "needs event time"),
-        (lambda: bids().agg(n=pk.count()), PlanError, "agg needs keys"),
         (lambda: bids().key_by("auction").agg(), ConfigError, "names no aggregate"),
         (
             lambda: bids().key_by("auction").agg(emit=pk.sum("price")),  # type: ignore[arg-type]

@@ -68,6 +68,7 @@ def test_ddl_decorations() -> None:
     [
         ("a bigit", "column 'a' has the unknown type 'bigit'; did you mean 'bigint'"),
         ("a int64", "did you mean 'bigint'"),
+        ("a variant", "column 'a' has the unknown type 'variant'; the types are boolean"),
         ("a array<Int32>", "did you mean 'int'"),
         ("a float64", "did you mean 'double'"),
         ("a str", "did you mean 'string'"),

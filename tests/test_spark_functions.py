@@ -49,6 +49,13 @@ def test_what_cannot_travel_is_named_where_it_is_given() -> None:
         flow.map_in_arrow()
 
 
+def test_a_function_of_a_flow_says_which_call_it_is_for() -> None:
+    pandas = pytest.importorskip("pandas")
+    function = pk.Flow("id bigint").map_batches(lambda batch: batch).map_in_arrow()
+    with pytest.raises(ConfigError, match=r"got a DataFrame, not a pyarrow\.RecordBatch: it is for .*mapInArrow$"):
+        next(function(iter([pandas.DataFrame({"id": [1]})])))
+
+
 async def fetched(x: int) -> int:
     return x
 

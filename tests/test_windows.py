@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -193,6 +194,28 @@ def test_what_is_wrong_with_windows_is_told() -> None:
     assert "window(tumbling 1d from 6h in Europe/Berlin)" in repr(flow)
     assert "tumbling 24 h from 6 h in Europe/Berlin on ts" in flow.explain()
     assert "sessions with gaps of 1 s on ts" in keyed().window(pk.session("1s")).agg(n=pk.count()).explain()
+
+
+def test_gaps_between_windows_are_named() -> None:
+    """Rows in them are in no result and not late: who has swapped the size and the step sees it nowhere else."""
+    flow, apart = keyed(), pk.sliding("1s", every="60s")
+    unkeyed = pk.Flow("k bigint, ts timestamp", event_time="ts")
+    other = pk.Flow("k bigint, ts timestamp", event_time="ts", name="other")
+    own: Any = SimpleNamespace(create=list, accumulate=zip, merge=max, finish=len)
+    said = "  gaps of 59 s between windows: rows in them are in no result, and not late"
+    for made in (
+        flow.window(apart).agg(n=pk.count()),
+        unkeyed.window(apart).agg(n=pk.count()),
+        unkeyed.window(apart).distinct("k"),
+        unkeyed.window(apart).top(1, by="k", per="window"),
+        unkeyed.window_join(other, on="k", window=apart, suffix="_right"),
+        flow.window(apart).aggregate(own, schema="made bigint"),
+    ):
+        assert said in made.explain().splitlines()
+    assert str(apart) == "sliding 1s every 1m, gaps of 59s" and str(apart) in repr(flow.window(apart))
+    for window in (pk.sliding("60s", every="1s"), pk.tumbling("1s"), pk.session("1s")):
+        whole = flow.window(window)
+        assert "between windows" not in whole.agg(n=pk.count()).explain() and ", gaps" not in repr(whole)
 
 
 @pytest.mark.parametrize("per", ["window", None, ["k"]])

@@ -283,6 +283,18 @@ def test_damaged_text_is_named(tmp_path: Path) -> None:
         list(wordcount.chunks([tmp_path / "none.txt"]))
 
 
+def test_what_is_named_as_gzip_and_is_none_is_refused(tmp_path: Path) -> None:
+    for name, text, found in (("plain.gz", b"two words", "b'tw'"), ("empty.gz", b"", "it has no bytes")):
+        (tmp_path / name).write_bytes(text)
+        said = rf"{name} is damaged: not a gzipped file, .*{found}; fetch it again"
+        with pytest.raises(ConfigError, match=said):
+            list(wordcount.read([str(tmp_path / name)]))
+        with pytest.raises(ConfigError, match=said):
+            wordcount.read_spark([tmp_path / name], None)  # type: ignore[arg-type]
+    (tmp_path / "zipped.txt").write_bytes(gzip.compress(b"two words"))
+    assert list(wordcount.chunks([tmp_path / "zipped.txt"])) == [b"two ", b"words"]
+
+
 def test_flows_explain_themselves() -> None:
     flow = nexmark.flow("q5_beam", {"q5_beam": {"size_ms": 10_000, "period_ms": 5_000}})
     assert isinstance(flow, pk.Flow)

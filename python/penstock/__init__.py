@@ -33,6 +33,7 @@ from penstock import errors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    __version__: str
     from penstock import dataflow, graph, handles, ordered, report, spark, state
     from penstock._aggregates import (
         Aggregate,
@@ -175,26 +176,29 @@ _INSTEAD = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("dataflow", "graph", "handles", "ordered", "report", "spark", "state"):
-        return importlib.import_module(f"penstock.{name}")
-    if name in _HOMES:
-        try:
-            home = importlib.import_module(f"penstock.{_HOMES[name]}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "pyspark":
-                raise
-            # An AttributeError, so that who only looks (hasattr, inspect, help) sees that it is not there.
-            raise AttributeError(
-                f"penstock.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'", name=name
-            ) from error
-        found = getattr(home, name)
-        globals()[name] = found
-        return found
-    if name == "__version__":
-        return importlib.import_module("penstock._native").version()
-    hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-    raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
+if not TYPE_CHECKING:  # who checks types would take every name for one that is here
+
+    def __getattr__(name: str) -> Any:
+        if name in ("dataflow", "graph", "handles", "ordered", "report", "spark", "state"):
+            return importlib.import_module(f"penstock.{name}")
+        if name in _HOMES:
+            try:
+                home = importlib.import_module(f"penstock.{_HOMES[name]}")
+            except ModuleNotFoundError as error:
+                if error.name is None or error.name.partition(".")[0] != "pyspark":
+                    raise
+                # An AttributeError, so that who only looks (hasattr, inspect, help) sees that it is not there.
+                raise AttributeError(
+                    f"penstock.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
+                    name=name,
+                ) from error
+            found = getattr(home, name)
+            globals()[name] = found
+            return found
+        if name == "__version__":
+            return importlib.import_module("penstock._native").version()
+        hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -720,7 +720,8 @@ class _Ddl:
                 fields.append(self.column())
             self.expect(">", column)
             return pa.struct(fields)
-        near = [_CALLED[kind]] if kind in _CALLED else difflib.get_close_matches(kind, _NAMES, n=1)
+        typed = [name for name in difflib.get_close_matches(kind, _NAMES) if abs(len(name) - len(kind)) <= 2]
+        near = [_CALLED[kind]] if kind in _CALLED else typed
         advice = f"did you mean {near[0]!r}?" if near else f"the types are {', '.join(_NAMES)}"
         raise SchemaError(f"{self.name} column {column!r} has the unknown type {word!r}; {advice}")
 

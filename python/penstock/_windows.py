@@ -4,7 +4,7 @@ Owns: the description of a window, nothing of its execution. Windows are half op
 ``[start, start + size)``, and, but for sessions, aligned to 1970-01-01 00:00 UTC, or as much later as an
 offset says; a sliding window starts at every multiple of ``every``. In a time zone they are whole days of
 its clocks. Only windows that hold at least one row exist. Where ``every`` is longer than the size there are
-gaps, and rows in them are in no window: in no result, nor late.
+gaps, and rows in them are in no window: in no result, nor late. `Flow.explain` names the gaps.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Window:
 
     def __str__(self) -> str:
         every = "" if self.kind in ("tumbling", "session") else f" every {format_duration(self.every_us)}"
+        if self.every_us > self.size_us:
+            every += f", gaps of {format_duration(self.every_us - self.size_us)}"
         offset = f" from {format_duration(self.offset_us)}" if self.offset_us else ""
         zone = f" in {self.zone}" if self.zone is not None else ""
         return f"{self.kind} {format_duration(self.size_us)}{every}{offset}{zone}"
@@ -119,8 +121,9 @@ def sliding(size: Duration, every: Duration, *, offset: Duration | None = None, 
         Length of each window.
     every : str or datetime.timedelta
         Distance between two starts. A row belongs to ``size / every`` windows (rounded
-        up), which is what each row costs. Longer than `size`, it leaves gaps: rows in them
-        are in no window.
+        up), which is what each row costs. Longer than `size`, it leaves gaps: rows in them are in no window, so in
+        no result, and nobody is told of them, for they are not late. (Spark refuses that.) `Flow.explain` and
+        ``print(flow)`` name the gaps, as of a size and a step that were swapped.
     offset : str or datetime.timedelta, optional
         How much later they start than at multiples of `every`; less than `every`.
     zone : str, optional
@@ -142,7 +145,7 @@ def sliding(size: Duration, every: Duration, *, offset: Duration | None = None, 
     >>> print(sliding("60s", every="1s"))
     sliding 1m every 1s
     >>> print(sliding("1s", every="60s"))  # the first second of each minute
-    sliding 1s every 1m
+    sliding 1s every 1m, gaps of 59s
     """
     size_us = parse_duration(size, "window size")
     every_us = parse_duration(every, "window step (every)")

@@ -131,6 +131,23 @@ def test_what_a_query_writes_is_read(cluster: Any, tmp_path: Path) -> None:
     check(place, None, 5)
 
 
+def test_all_rows_are_one_group_whose_state_is_kept(cluster: Any, tmp_path: Path) -> None:
+    """An aggregate without keys: in updates, in `pk.state`, and from one engine to the next of another size."""
+    place, kept = tmp_path / "check", Kept()
+    flow = pk.Flow(SCHEMA).agg(n=pk.count(), total=pk.sum("v"))
+    for batches, workers in ((range(2), 2), (range(2, 4), 1)):
+        for batch in batches:
+            write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+        with pk.Engine(cluster, workers=workers, bits=2) as engine:
+            function = engine.foreach_batch(flow, kept)
+            stream(cluster, tmp_path / "in", SCHEMA, function, place).awaitTermination(120)
+        sums = counted(batches.stop)
+        all_rows = {"n": sum(n for n, _ in sums.values()), "total": sum(total for _, total in sums.values())}
+        assert pk.state.read(place, "agg").to_pylist() == [all_rows]
+        assert kept.batches[batches.stop - 1].to_pylist() == [all_rows]
+    assert pk.state.read(place, "agg", 2).num_rows == 1 and len(kept.batches) == 4
+
+
 def test_what_spark_has_not_committed_is_not_shown(cluster: Any, tmp_path: Path) -> None:
     """The manifest of a batch is there before Spark's commit: that of the first one is no state of anything yet."""
     for batch in range(2):

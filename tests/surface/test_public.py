@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import pkgutil
 import subprocess
 import sys
 import textwrap
 import types
+from typing import Any
 
 import pytest
 
@@ -81,6 +83,21 @@ def test_functions_of_spark_say_what_does_their_work(name: str, instead: str) ->
 def test_every_error_has_the_base_that_is_promised() -> None:
     found = [getattr(pk.errors, name) for name in pk.errors.__all__ if name != "from_failure"]
     assert all(issubclass(error, pk.PenstockError) for error in found) and pk.errors.JavaNotFound in found
+
+
+def test_errors_of_a_call_name_the_method_as_it_is_written() -> None:
+    flow: Any = pk.Flow("k bigint")
+    for call, says in (
+        (lambda: flow.collect(), r"^Flow\.collect\(\) missing 1 required positional argument: 'source'"),
+        (lambda: flow.key_by("k").stateful_map(print), r"^Flow\.stateful_map\(\) missing 1 required keyword-only"),
+        (lambda: flow.map_in_arrow(iter([])), r"^Flow\.map_in_arrow\(\) takes 1 positional argument but 2 were given"),
+        (lambda: flow.explain("text", 1), r"^Flow\.explain\(\) takes from 1 to 2"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            call()
+    for name in ("collect", "agg", "map_batches", "join", "explain"):
+        method = getattr(pk.Flow, name)
+        assert method.__qualname__ == f"Flow.{name}" and pickle.loads(pickle.dumps(method)) is method
 
 
 def test_what_users_name_is_reachable() -> None:

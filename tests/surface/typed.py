@@ -36,6 +36,16 @@ def graphs(path: Path, df: DataFrame) -> None:
     assert_type(pk.graph.match("p(x, y) :- e(x, y)", {"e": df}, count=True), int)
 
 
+def names_that_are_not_there(flow: pk.Flow) -> None:
+    pk.summ("x")  # type: ignore[attr-defined]
+    pk.spark.nope  # type: ignore[attr-defined]  # noqa: B018
+    assert_type(pk.__version__, str)
+    keyed = flow.key_by("user")
+    assert_type(keyed.agg(n=pk.count(), name="totals", emit="final"), pk.Flow)
+    assert_type(keyed.agg(name=pk.count()), pk.Flow)
+    keyed.agg(n="count")  # type: ignore[call-overload]
+
+
 def visits(key: tuple[str], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     yield from frames
 

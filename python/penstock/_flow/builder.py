@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Duration, lateness_ms, milliseconds, parse_duration
+from penstock._flow.base import FlowBase
 from penstock._flow.graph import Source
 from penstock._flow.keyed import KeyedSteps
 from penstock._flow.meetings import Meetings
@@ -18,7 +20,7 @@ from penstock.errors import ConfigError
 __all__ = ["Flow"]
 
 _KEEP = "keep rows with .map_batches(lambda b: b.filter(pc.greater(b['price'], 100))), pc being pyarrow.compute"
-_KEYED = "write .key_by('column').agg(n=penstock.count())"
+_KEYED = "write .key_by('column').agg(n=penstock.count()), without key_by for one group of all rows"
 _MAP = "write .map_batches(f, schema) with a function of batches"
 _COLUMNS = (
     "write .map_batches(lambda b: b.append_column('twice', pc.add(b['a'], b['a'])), schema='a bigint, twice bigint'),"
@@ -163,3 +165,10 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         def __getattr__(self, name: str) -> Any:
             hint = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise AttributeError(f"'Flow' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+# Python's own errors of a call, and tracebacks, name a method as the user wrote it.
+for _base in (FlowBase, KeyedSteps, StatelessSteps, Meetings, Running):
+    for _name, _method in vars(_base).items():
+        if isinstance(_method, FunctionType):
+            _method.__module__, _method.__qualname__ = __name__, f"Flow.{_name}"

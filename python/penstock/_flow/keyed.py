@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 
@@ -119,8 +119,17 @@ class KeyedSteps(FlowBase):
         self._time(f"window({window})")
         return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
 
-    def agg(self, *unnamed: Never, emit: str | None = None, **aggregates: Aggregate | str) -> Self:
-        """Aggregate per key, or per key and window.
+    # An aggregate may be called `name`, and has its place among the others then: so it is no parameter.
+    @overload
+    def agg(self, *unnamed: Never, emit: str | None = None, name: str | None, **aggregates: Aggregate) -> Self: ...
+    @overload
+    def agg(self, *unnamed: Never, emit: str | None = None, **aggregates: Aggregate) -> Self: ...
+
+    def agg(self, *unnamed: Never, emit: str | None = None, **aggregates: Aggregate | str | None) -> Self:
+        """Aggregate per key, per key and window, or all rows.
+
+        Without a `key_by` before, all rows are of one group, or those of each window are. As of any group there is a
+        row of it where it has rows, so an input without rows gives none.
 
         Parameters
         ----------
@@ -147,13 +156,13 @@ class KeyedSteps(FlowBase):
             When a column does not exist here or has a type that its aggregate does not take, or an output name is
             taken.
         PlanError
-            Without a `key_by` before, or for "update" with a window.
+            For "update" with a window.
         ConfigError
             When no aggregate is given, one has no name, or one is not made by penstock.
 
         Notes
         -----
-        Memory: a few words per key (and open window) and aggregate.
+        Memory: a few words per key (and open window) and aggregate. Rows without a key all go to one worker.
 
         The name of a step with state is that of its state in a checkpoint, and stands in
         `explain` and errors: 1 to 100 printable characters without a slash, of no other step.
@@ -171,6 +180,8 @@ class KeyedSteps(FlowBase):
         >>> import penstock as pk
         >>> pk.Flow("word string").key_by("word").agg(count=pk.count()).columns
         ('word', 'count')
+        >>> pk.Flow("word string").agg(count=pk.count(), words=pk.count_distinct("word")).columns
+        ('count', 'words')
         """
         self._stateless_only("agg")
         if unnamed:
@@ -178,8 +189,6 @@ class KeyedSteps(FlowBase):
                 f"agg({', '.join(map(str, unnamed))}) names no output column; write for example"
                 " .agg(n=penstock.count())"
             )
-        if self._keys is None:
-            raise PlanError("agg needs keys: write .key_by('column').agg(...)")
         name = None if isinstance(aggregates.get("name"), Aggregate) else aggregates.pop("name", None)
         named = self._named("agg", "agg", cast("str | None", name))
         if isinstance(emit, Aggregate):
@@ -195,7 +204,7 @@ class KeyedSteps(FlowBase):
             raise PlanError(
                 f"agg(emit='update') with window({self._window}): its rows come when a window closes; leave emit out"
             )
-        head = (("window_start", "window_end") if self._window is not None else ()) + self._keys
+        head = (("window_start", "window_end") if self._window is not None else ()) + (self._keys or ())
         items = []
         for column, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):

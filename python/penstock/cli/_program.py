@@ -24,6 +24,9 @@ __all__ = ["run"]
 #: What the option parser says of a value that is none of an option's, over its releases.
 _CHOICE = re.compile(r"Invalid value for '([^']+)': (?:Value error, )?'(.*)' is not one of (.*?)\.?$", re.DOTALL)
 
+#: What errors of the library name an argument of its functions by, and the option that is the same here.
+_OPTIONS = {'ids="text"': "--text"}
+
 app = typer.Typer(
     name="penstock",
     add_completion=False,
@@ -78,6 +81,7 @@ def run(arguments: Sequence[str] | None) -> int:
         # A name or a value that the terminal's encoding lacks is escaped, as on standard error.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _refuse_empty(given)
         with warnings.catch_warnings():
             if not debug:
                 warnings.simplefilter("ignore")  # Spark warns of a JVM that Ctrl-C has ended, and the like
@@ -114,6 +118,17 @@ def run(arguments: Sequence[str] | None) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
+
+
+def _refuse_empty(given: Sequence[str]) -> None:
+    """Refuse empty words, such as of a variable that is not set: as a path they would mean the folder we are in."""
+    for before, word in zip(["", *given], given, strict=False):
+        option, told, value = word.partition("=")
+        if word == "":
+            option = before if before.startswith("-") else "an argument"
+        elif not (option.startswith("--") and told and value == ""):
+            continue
+        raise UsageError(f"{option} is empty; give a value, or leave it out")
 
 
 def _from_spark(error: Exception) -> Exception:
@@ -160,5 +175,7 @@ def _usage(error: Exception) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    for argument, option in _OPTIONS.items():
+        message = message.replace(argument, option)
     print(f"penstock: {message}", file=sys.stderr)
     return code

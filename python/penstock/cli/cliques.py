@@ -15,7 +15,15 @@ import pyarrow as pa
 import typer
 
 from penstock.cli.choices import Where
-from penstock.cli.common import UsageError, check_output, number_option, peak_bytes, spark_session, whole_file
+from penstock.cli.common import (
+    UsageError,
+    check_output,
+    number_option,
+    peak_bytes,
+    spark_session,
+    whole_file,
+    write_parquet,
+)
 from penstock.graph._index import Index
 from penstock.graph._options import MOST, Options, Progress
 from penstock.graph._patterns import RELATION, clique
@@ -143,11 +151,15 @@ def cliques(
         return
     kind, what = "undirected" if undirected else "directed", "clique" if found.count == 1 else "cliques"
     print(
-        f"{found.count:,} {kind} {what} of {size} nodes in {found.nodes:,} nodes and {found.edges:,} edges,"
-        f" {seconds:.2f} s ({loaded:.2f} s to load)"
+        f"{found.count:,} {kind} {what} of {size} nodes in {_many(found.nodes, 'node')} and"
+        f" {_many(found.edges, 'edge')}, {seconds:.2f} s ({loaded:.2f} s to load)"
         + ("" if peak is None else f", {peak / 2**20:,.0f} MiB at most")
         + ("" if output is None else f", written to {output}")
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _local(
@@ -184,14 +196,8 @@ def _bar(show: bool, what: str) -> Iterator[Progress | None]:
 
 
 def _write(batches: Any, schema: pa.Schema, output: Path) -> int:
-    import pyarrow.parquet as pq
-
-    rows = 0
-    with whole_file(output) as part, pq.ParquetWriter(part, schema) as writer:
-        for batch in batches:
-            rows += batch.num_rows
-            writer.write_batch(batch)
-    return rows
+    with whole_file(output) as part:
+        return write_parquet(batches, schema, part, output)
 
 
 def _spark(

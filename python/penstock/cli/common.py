@@ -56,6 +56,8 @@ __all__ = [
     "peak_bytes",
     "spark_session",
     "whole_file",
+    "write_parquet",
+    "writing",
 ]
 
 _MOVE = re.compile(r"(\d+):(\d+)@(.+)")
@@ -389,34 +391,66 @@ def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--out
 
 
 @contextlib.contextmanager
-def whole_file(output: Path) -> Iterator[Path]:
+def writing(output: Path, option: str = "--output") -> Iterator[None]:
+    """Say of which output it is that something cannot be written: the system names a file that nobody asked for, or
+    none."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno is not None else str(error)
+        raise OSError(f"{option} {output}: cannot be written: {reason}") from error
+
+
+@contextlib.contextmanager
+def whole_file(output: Path, option: str = "--output") -> Iterator[Path]:
     """Give a path to write to, and move it to its place when all went well.
 
     Parameters
     ----------
     output : Path
         Where the file shall be.
+    option : str, default "--output"
+        What names it, for errors.
 
     Yields
     ------
     Path
         A new file in the same folder; gone, if anything goes wrong. A link stays, what it leads to is replaced.
     """
-    output = output.resolve()
+    place = output.resolve()
     part: Path | None = None
     try:
-        with interrupt_later():
-            handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
+        with writing(output, option), interrupt_later():
+            handle, name = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
             os.close(handle)
             part = Path(name)
         yield part
-        umask = os.umask(0)
-        os.umask(umask)
-        part.chmod(0o666 & ~umask)
-        os.replace(part, output)
+        with writing(output, option):
+            umask = os.umask(0)
+            os.umask(umask)
+            part.chmod(0o666 & ~umask)
+            os.replace(part, place)
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
+
+
+def write_parquet(results: Iterable[pa.RecordBatch], schema: pa.Schema, part: Path, output: Path) -> int:
+    """Write results as they come to `part`, which `whole_file` gives for `output`; how many rows there were."""
+    import pyarrow.parquet as pq
+
+    count = 0
+    with writing(output):
+        writer = pq.ParquetWriter(part, schema)
+    try:
+        for batch in results:
+            with writing(output):
+                writer.write_batch(batch)
+            count += batch.num_rows
+    finally:
+        with writing(output):
+            writer.close()
+    return count
 
 
 def local_host(

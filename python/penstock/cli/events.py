@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from penstock.cli.common import UsageError, bar, number_option
+from penstock.cli.common import UsageError, bar, number_option, writing
 
 __all__ = ["EPILOG", "events"]
 
@@ -65,15 +65,17 @@ def events(
     _check(output)
     began = time.perf_counter()
     folder = output.resolve()
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    with writing(output):
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
-        with bar(sys.stderr.isatty(), count) as step:
-            rows = _write(made, count, rate, out_of_order, step)
-        (made / "params.json").write_text(json.dumps(_LENGTHS, indent=2) + "\n", encoding="utf-8")
-        umask = os.umask(0)
-        os.umask(umask)
-        made.chmod(0o777 & ~umask)
-        os.replace(made, folder)
+        with writing(output):
+            with bar(sys.stderr.isatty(), count) as step:
+                rows = _write(made, count, rate, out_of_order, step)
+            (made / "params.json").write_text(json.dumps(_LENGTHS, indent=2) + "\n", encoding="utf-8")
+            umask = os.umask(0)
+            os.umask(umask)
+            made.chmod(0o777 & ~umask)
+            os.replace(made, folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
     told = ", ".join(f"{number:,} of {name}" for name, number in rows.items())

@@ -25,6 +25,7 @@ from penstock.cli.common import (
     parse_resizes,
     spark_session,
     whole_file,
+    write_parquet,
 )
 from penstock.cli.engine import EPOCHS, engine_host
 from penstock.workloads import nexmark as workload
@@ -197,20 +198,9 @@ def nexmark(
                 how=how,
                 resizes=resizes,
             )
-        report.output_rows = _write(flow, results, part)
+        report.output_rows = write_parquet(results, flow.output_schema, part, output)
     report.seconds = time.perf_counter() - begin
     report.show(json)
-
-
-def _write(flow: Flow, results: Iterator[pa.RecordBatch], path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    count = 0
-    with pq.ParquetWriter(path, flow.output_schema) as writer:
-        for batch in results:
-            writer.write_batch(batch)
-            count += batch.num_rows
-    return count
 
 
 def _spark(flow: Flow, folder: Path, report: Report, total: int) -> Iterator[pa.RecordBatch]:

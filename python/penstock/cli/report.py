@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.common import UsageError, check_output, whole_file
+from penstock.cli.common import UsageError, check_output, whole_file, writing
 
 if TYPE_CHECKING:
     from penstock.report._timeline import Timeline
@@ -51,13 +51,13 @@ def report(
     for made in (page, picture):
         if made is not None and made.resolve() == file.resolve():
             raise UsageError(f"{made}: is the timeline itself; name another file")
-    with whole_file(page) as part:
+    with whole_file(page) as part, writing(page):
         save_page(timeline, part)
     print(f"wrote {page}")
     if picture is not None:
         from penstock.report._plot import save_png
 
-        with whole_file(picture) as part:
+        with whole_file(picture, "--picture") as part, writing(picture, "--picture"):
             save_png(timeline, part)
         print(f"wrote {picture}")
 

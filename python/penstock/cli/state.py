@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from penstock.cli.common import UsageError, check_output, number_option, whole_file
+from penstock.cli.common import UsageError, check_output, number_option, whole_file, writing
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def state(
     if output is None:
         _write(table, format, sys.stdout.buffer)
         return
-    with whole_file(output) as part, open(part, "wb") as sink:
+    with whole_file(output) as part, writing(output), open(part, "wb") as sink:
         _write(table, format, sink)
     print(f"wrote {table.num_rows:,} rows to {output}")
 

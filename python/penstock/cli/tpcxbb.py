@@ -13,7 +13,16 @@ import pyarrow as pa
 import typer
 
 from penstock.cli.choices import Mode, Queue, Scheduler, Where
-from penstock.cli.common import Report, UsageError, bar, check_output, number_option, spark_session, whole_file
+from penstock.cli.common import (
+    Report,
+    UsageError,
+    bar,
+    check_output,
+    number_option,
+    spark_session,
+    whole_file,
+    write_parquet,
+)
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import tpcxbb as workload
 from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
@@ -125,25 +134,18 @@ def tpcxbb(
             with bar(not json and sys.stderr.isatty(), report.rows) as step:
                 results = workload.run_local(asked, input, workers=workers, batch_rows=batch_rows, step=step, **how)
                 with contextlib.closing(results):
-                    report.output_rows = _write(results, asked.schema, part)
+                    report.output_rows = _write(results, asked.schema, part, output)
         else:
             with spark_session(f"penstock tpcxbb {query}", workers, workers) as (spark, _):
                 table = workload.run_spark(asked, input, spark, workers=workers, **how)
-            report.output_rows = _write(table.to_batches(), table.schema, part)
+            report.output_rows = _write(table.to_batches(), table.schema, part, output)
     report.seconds = time.perf_counter() - begin
     report.show(json)
 
 
-def _write(results: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path) -> int:
+def _write(results: Iterable[pa.RecordBatch], schema: pa.Schema, part: Path, output: Path) -> int:
     """Write as it comes; sums that may be wide are few, and wait for all of them to tell their type."""
-    import pyarrow.parquet as pq
-
     if any(pa.types.is_decimal(kind) for kind in schema.types):
         table = workload.narrow(pa.Table.from_batches(results, schema))
         results, schema = table.to_batches(), table.schema
-    count = 0
-    with pq.ParquetWriter(path, schema) as writer:
-        for batch in results:
-            writer.write_batch(batch)
-            count += batch.num_rows
-    return count
+    return write_parquet(results, schema, part, output)

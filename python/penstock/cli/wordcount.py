@@ -22,6 +22,7 @@ from penstock.cli.common import (
     number_option,
     spark_session,
     whole_file,
+    writing,
 )
 from penstock.cli.engine import engine_host
 from penstock.workloads import wordcount as workload
@@ -72,6 +73,8 @@ def wordcount(
                 problem = "is a device or a pipe; name a plain file"
             raise UsageError(f"--input {path}: {problem}")
     check_output(output, files)
+    for path in files:
+        workload.check(path)
     if host is Host.spark:
         _check_spark(files)
     flow = workload.flow()
@@ -93,7 +96,9 @@ def wordcount(
         else:
             results = engine_host(flow, workload.read(files), report, file_rows=_CHUNKS_PER_EPOCH)
         counts = pa.Table.from_batches(results, schema=flow.output_schema)
-        part.write_bytes(workload.to_tsv(counts))
+        text = workload.to_tsv(counts)
+        with writing(output):
+            part.write_bytes(text)
     report.rows = sum(counts.column("count").to_pylist())
     report.output_rows = counts.num_rows
     report.seconds = time.perf_counter() - begin
@@ -107,8 +112,8 @@ def _check_spark(files: list[Path]) -> None:
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"
         problem = None
-        if zipped != (path.suffix == ".gz"):
-            problem = "its name and its content differ on whether it is gzip, and Spark goes by the name"
+        if zipped and path.suffix != ".gz":
+            problem = "it is gzip and not named so, and Spark goes by the name"
         elif path.suffix in _SPARK_UNZIPS:
             problem = f"Spark would decompress a file named {path.suffix}; the other hosts read it as it is"
         elif name.startswith(("_", ".")):

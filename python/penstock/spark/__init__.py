@@ -58,18 +58,20 @@ if not TYPE_CHECKING and sys.modules.get("pyspark") is None and importlib.util.f
     __all__.remove("engines")
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("Engine", "engines"):
-        try:
-            return getattr(importlib.import_module("penstock.spark.engine"), name)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "pyspark":
-                raise
-            raise AttributeError(
-                f"penstock.spark.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
-                name=name,
-            ) from error
-    raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
+if not TYPE_CHECKING:  # who checks types would take every name for one that is here
+
+    def __getattr__(name: str) -> Any:
+        if name in ("Engine", "engines"):
+            try:
+                return getattr(importlib.import_module("penstock.spark.engine"), name)
+            except ModuleNotFoundError as error:
+                if error.name is None or error.name.partition(".")[0] != "pyspark":
+                    raise
+                raise AttributeError(
+                    f"penstock.spark.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
+                    name=name,
+                ) from error
+        raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

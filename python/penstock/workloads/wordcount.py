@@ -10,9 +10,11 @@ Invariant: no chunk ends inside a word, so every chunk may be split by itself, o
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -28,7 +30,7 @@ from penstock.workloads.paths import for_spark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["chunks", "flow", "read", "read_spark", "split", "to_tsv"]
+__all__ = ["check", "chunks", "flow", "read", "read_spark", "split", "to_tsv"]
 
 _SEPARATOR = re.compile(rb"[^A-Za-z]")
 _CHUNK_BYTES = 1 << 18
@@ -79,13 +81,25 @@ def split(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch(_native.tokenize(batch.column("chunk")))
 
 
+def check(path: str | Path) -> None:
+    """Refuse a file that cannot be opened, or that is named ``.gz`` and is no gzip.
+
+    Raises
+    ------
+    ConfigError
+        It names the file.
+    """
+    with _reading(path):
+        _open(path).close()
+
+
 def chunks(paths: Iterable[str | Path], chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
     """Stream the text of files in chunks that end between words.
 
     Parameters
     ----------
     paths : iterable of str or Path
-        Text files; those that begin like gzip are decompressed while they are read.
+        Text files; those that begin like gzip are decompressed while they are read, and those named ``.gz`` must.
     chunk_bytes : int, default 262_144
         Size of a chunk; larger only where a single word is.
 
@@ -113,13 +127,19 @@ def chunks(paths: Iterable[str | Path], chunk_bytes: int = _CHUNK_BYTES) -> Iter
 
 def _chunks(paths: Iterable[str | Path], chunk_bytes: int) -> Iterator[bytes]:
     for path in paths:
-        try:
-            with _open(path) as file:
-                yield from _cut(file, chunk_bytes)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{path} is damaged: {error}") from error
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        with _reading(path), _open(path) as file:
+            yield from _cut(file, chunk_bytes)
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Say of which file what cannot be read is."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path} is damaged: {error}; fetch it again") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def read(paths: Sequence[str | Path], chunk_bytes: int = _CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
@@ -156,6 +176,8 @@ def read_spark(paths: Sequence[str | Path], spark: SparkSession) -> DataFrame:
     pyspark.sql.DataFrame
         One column, ``chunk``; a row per line, so no word spans two rows.
     """
+    for path in paths:
+        check(path)
     lines = spark.read.text([for_spark(path) for path in paths])
     return lines.selectExpr("CAST(value AS binary) AS chunk")
 
@@ -187,7 +209,11 @@ def to_tsv(counts: pa.Table) -> bytes:
 
 def _open(path: str | Path) -> IO[bytes]:
     with open(path, "rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
+        begin = file.read(2)
+    zipped = begin == b"\x1f\x8b"
+    if not zipped and os.fspath(path).endswith(".gz"):
+        found = f"it begins with {begin!r}" if begin else "it has no bytes"
+        raise gzip.BadGzipFile(f"not a gzipped file, {found}")
     return cast(IO[bytes], gzip.open(path, "rb") if zipped else open(path, "rb"))
 
 

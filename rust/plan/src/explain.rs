@@ -10,6 +10,7 @@ use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Inlet, Origin, Plan, names};
 use crate::running::Emit;
 use crate::spec::{JoinHow, SideSpec, StepSpec};
+use crate::top::Top;
 use crate::window::{Cut, Windows};
 
 pub(crate) fn time(us: i64) -> String {
@@ -224,6 +225,17 @@ pub(crate) fn operator(plan: &Plan, keyed: &KeyedSpec) -> (String, &'static str)
     }
 }
 
+/// The time between two windows, where it is any.
+fn gaps(keyed: &KeyedSpec) -> Option<i64> {
+    let windows = match &keyed.kind {
+        KeyedKind::Window { windows, .. } | KeyedKind::Top(Top { assign: Some((windows, _)), .. }) => windows,
+        KeyedKind::Aggregate { windows: Some((Cut::Windows(windows), _)), .. } => windows,
+        KeyedKind::Join(join) => join.windows.as_ref()?,
+        _ => return None,
+    };
+    Some(windows.every_us() - windows.size_us()).filter(|gap_us| *gap_us > 0)
+}
+
 /// By what rows go to the workers of an operator's inlet.
 pub(crate) fn exchange(keyed: &KeyedSpec, side: usize) -> String {
     let (routed, keys) = match &keyed.kind {
@@ -272,6 +284,9 @@ pub(crate) fn explain(plan: &Plan) -> String {
         let called = plan.spec().steps.get(keyed.step.index).and_then(|node| node.step.operator());
         let called = called.map_or(String::new(), |name| format!(" of {name}"));
         line(format!("  state{called}: {state}; in bins, movable"));
+        if let Some(gap_us) = gaps(keyed) {
+            line(format!("  gaps of {} between windows: rows in them are in no result, and not late", time(gap_us)));
+        }
         line(format!("  output: {}", columns(&keyed.output)));
         sides(keyed.sides(), "  ", &mut line);
     }

@@ -69,6 +69,11 @@ class PartitionFunction:
     def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         names = list(self.inputs)
         for batch in batches:
+            if not isinstance(batch, pa.RecordBatch):
+                raise ConfigError(
+                    f"what Flow.map_in_arrow gives got a {type(batch).__name__}, not a pyarrow.RecordBatch: it is for"
+                    " DataFrame.mapInArrow"
+                )
             yield from [(0, batch)] if len(names) == 1 else split(batch, names)
 
 
