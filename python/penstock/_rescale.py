@@ -126,12 +126,12 @@ class Rescale:
             with self._waiting():
                 while not self._over.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
                     self._require_outside()
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise TimeoutError(f"the rescale still runs after {seconds:g} s: {self._line()}")
                     if progress:
                         text = f"{self._line()}: {time.monotonic() - began:.1f} s"
                         print(f"\r{text:<{shown}}", end="", file=sys.stderr, flush=True)
                         shown = len(text)
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError(f"the rescale still runs after {seconds:g} s: {self._line()}")
         finally:
             if shown:
                 print(file=sys.stderr, flush=True)

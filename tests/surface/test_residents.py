@@ -247,6 +247,14 @@ def spare(engine: Engine) -> subprocess.Popen[bytes]:
     return process
 
 
+def test_who_is_told_that_a_rescale_is_done_finds_all_members(engine: Engine) -> None:
+    seen = list[int]()
+    engine.executor.perform(Rescaled=lambda facts: seen.append(len(engine.residents.members)))
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    wait_for(lambda: seen, what="the rescale is done")
+    assert seen == [2]
+
+
 def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,8 @@ class _Posted:
     cause: Any
     #: Called when its effects have been done.
     then: Callable[[], None] | None
+    #: Called with its effects before they are: whoever waits for one of them finds what this has changed.
+    first: Callable[[Sequence[Event]], None] | None = None
 
 
 class Executor:
@@ -85,8 +87,15 @@ class Executor:
         """Begin."""
         self._thread.start()
 
-    def post(self, event: Event, cause: Any = None, then: Callable[[], None] | None = None) -> None:
-        """Let the machine hear something; does not wait. `then` is called in the executor's thread.
+    def post(
+        self,
+        event: Event,
+        cause: Any = None,
+        then: Callable[[], None] | None = None,
+        first: Callable[[Sequence[Event]], None] | None = None,
+    ) -> None:
+        """Let the machine hear something; does not wait. `first` is called in the executor's thread with the effects
+        before they are done, `then` behind them.
 
         Raises
         ------
@@ -100,7 +109,7 @@ class Executor:
         with self._changed:
             if self._broken is not None:
                 raise self._broken
-            self._posted.append(_Posted(event, text, cause, then))
+            self._posted.append(_Posted(event, text, cause, then, first))
             self._changed.notify_all()
 
     def ask(self, event: Event, cause: Any = None) -> None:
@@ -157,7 +166,7 @@ class Executor:
             self._do("Begin", self._protocol.begin())
             while (posted := self._next()) is not None:
                 self.cause = posted.cause
-                self._do(posted.event, self._protocol.step(posted.text))
+                self._do(posted.event, self._protocol.step(posted.text), posted.first)
                 self.cause = None
                 if posted.then is not None:
                     posted.then()
@@ -180,10 +189,12 @@ class Executor:
                     return None
                 self._changed.wait(self._timers[0][0] - now if self._timers else None)
 
-    def _do(self, event: Event, told: str) -> None:
+    def _do(self, event: Event, told: str, first: Callable[[Sequence[Event]], None] | None = None) -> None:
         effects = json.loads(told)
         for see in self._watches:
             see(event, effects)
+        if first is not None:
+            first(effects)
         for effect in effects:
             ((name, facts),) = effect.items() if isinstance(effect, Mapping) else ((effect, {}),)
             log.debug("%s %s", name, facts)

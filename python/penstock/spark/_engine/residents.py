@@ -23,13 +23,13 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.report._timeline import Change
-from penstock.spark._engine.executor import Executor
+from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.journal import tell
 from penstock.spark._tasks.files import allow_files
@@ -464,7 +464,7 @@ class Residents:
         told = {"slot": member.slot, "member": member.id, "executor": member.executor, "executors": executors}
 
         def come() -> None:
-            self._executor.post({"MemberUp": told}, then=lambda: self._seated(member))
+            self._executor.post({"MemberUp": told}, first=lambda effects: self._seated(member, effects))
 
         self._prepare(member, come)
 
@@ -554,9 +554,10 @@ class Residents:
             seat.tries += why == "Crowded"
         self._hub.dismiss(member, _REASONS[why])
 
-    def _seated(self, member: Member) -> None:
-        """The protocol has heard of a member, and may have sent it away."""
-        if member.dismissed:
+    def _seated(self, member: Member, effects: Sequence[Event]) -> None:
+        """The protocol has heard of a member, and may send it away."""
+        away = [one["Dismiss"]["member"] for one in effects if isinstance(one, Mapping) and "Dismiss" in one]
+        if member.dismissed or member.id in away:
             return
         with self._lock:
             seat = self._seats[member.slot]

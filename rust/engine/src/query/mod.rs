@@ -299,6 +299,8 @@ pub(crate) struct Query {
     /// Merges that failed, one after the other, and the batch from which on the next may be tried.
     unmerged: u32,
     merge_from: u64,
+    /// Whether a batch has left manifests behind since older ones were being looked for, or deleted.
+    uncollected: bool,
     trouble: String,
     /// The member whose loss it was, if one's.
     gone: Option<MemberId>,
@@ -352,6 +354,7 @@ impl Query {
             merged: None,
             unmerged: 0,
             merge_from: 0,
+            uncollected: false,
             trouble: String::new(),
             gone: None,
             misfit: None,
@@ -568,8 +571,11 @@ impl Query {
 
     fn stored(&mut self, asked: Asked, outcome: Result<Stored, StoreError>, view: &mut View<'_>) {
         match (asked, outcome) {
-            (Asked::Collect, Ok(Stored::Contents(contents))) => self.collect(&contents, view),
-            (Asked::Collect | Asked::Delete, _) => {}
+            (Asked::Collect, Ok(Stored::Contents(contents))) => {
+                self.collect(&contents, view);
+                self.collected(view);
+            }
+            (Asked::Collect | Asked::Delete, _) => self.collected(view),
             (asked, Err(error @ StoreError::Damaged { .. })) => {
                 let StoreError::Damaged { name, reason } = error else { unreachable!("just matched") };
                 drop(asked);

@@ -649,11 +649,10 @@ impl Query {
         let Some(committed) = self.committed.filter(|_| self.program.durable && self.claim.is_some()) else { return };
         let oldest = self.oldest(committed, view);
         self.kept.retain(|batch, _| *batch >= oldest);
-        // A store that is slow to delete is not asked for the same again.
-        if !self.asked.values().any(|asked| matches!(asked, Asked::Collect | Asked::Delete)) {
-            let ticket = self.ask(Asked::Collect, view);
-            let known = self.kept.values().map(Manifest::name).chain(self.read_before.keys().cloned()).collect();
-            view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone(), since: oldest, known });
+        // A store that is slow to delete is not asked for the same again before it has answered.
+        self.uncollected = self.is_collecting();
+        if !self.uncollected {
+            self.ask_collect(oldest, view);
         }
         let Some(base) = self.base.epoch.and_then(|last| self.kept.get(&last)) else { return };
         let running = self.status == Status::Running && self.is_grouped(view.roster);
@@ -670,6 +669,25 @@ impl Query {
             let names = files.iter().map(|file| file.name.clone()).collect();
             let (stamp, member) = (self.stamp, self.members[base.batch as usize % self.members.len()]);
             self.call_member(member, Asked::Merge { names }, Request::Merge { stamp, files }, view);
+        }
+    }
+
+    fn is_collecting(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked, Asked::Collect | Asked::Delete))
+    }
+
+    fn ask_collect(&mut self, oldest: u64, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Collect, view);
+        let known = self.kept.values().map(Manifest::name).chain(self.read_before.keys().cloned()).collect();
+        view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone(), since: oldest, known });
+    }
+
+    /// What could not be looked at since this was under way is looked at now: no later batch may come.
+    pub(super) fn collected(&mut self, view: &mut View<'_>) {
+        let Some(committed) = self.committed.filter(|_| self.uncollected && !self.is_collecting()) else { return };
+        self.uncollected = false;
+        if self.claim.is_some() {
+            self.ask_collect(self.oldest(committed, view), view);
         }
     }
 

@@ -857,7 +857,7 @@ fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
     }
 }
 
-/// A store that takes longer than a batch to delete; and one that refuses it is asked again.
+/// A store that takes longer than a batch to delete; and one that refuses it is asked again, also where no batch follows.
 #[test]
 fn what_is_being_deleted_is_not_deleted_once_more() {
     let mut script = Script::durable(2);
@@ -876,10 +876,14 @@ fn what_is_being_deleted_is_not_deleted_once_more() {
         asked.extend(deletes(&done));
     }
     let [ticket] = asked[..] else { panic!("{asked:?}") };
-    let refused = StoreError::Unavailable("AccessDenied".into());
-    script.hear(Event::Stored { ticket, outcome: Err(refused) });
+    let refused = || StoreError::Unavailable("AccessDenied".into());
+    script.done.clear();
+    script.hear(Event::Stored { ticket, outcome: Err(refused()) });
+    let [again] = deletes(&script.done)[..] else { panic!("{:?}", script.done) };
     script.hold.clear();
     script.done.clear();
+    script.hear(Event::Stored { ticket: again, outcome: Err(refused()) });
+    assert_eq!(script.done, [], "nothing has come since");
     let done = script.batch(9);
     assert!(completes(&done, 9) && deletes(&done).len() == 1, "{done:?}");
     let left = &script.store.as_ref().expect("it is durable").manifests;
