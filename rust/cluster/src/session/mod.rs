@@ -189,7 +189,10 @@ impl Session {
             crowded.set(crowded.get() || matches!(asked, Err(ClusterError::Handshake(HandshakeError::Crowded))));
             asked
         });
-        asked.unwrap_or_else(|error| crowded.get() && matches!(error, ClusterError::TurnedAway { .. }))
+        // The next time it may be too busy to say even that.
+        let busy =
+            |error| matches!(error, ClusterError::TurnedAway { .. } | ClusterError::Handshake(HandshakeError::Timeout));
+        asked.unwrap_or_else(|error| crowded.get() && busy(error))
     }
 
     fn ask_once(address: &str, claim: u64, patience: Duration) -> Result<bool, ClusterError> {

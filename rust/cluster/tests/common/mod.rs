@@ -44,7 +44,8 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 pub fn limits() -> Limits {
     Limits {
         grace: Duration::from_millis(300),
-        mesh_time: Duration::from_secs(5),
+        mesh_time: PATIENCE,
+        handshake_time: PATIENCE,
         heartbeat: Duration::from_millis(50),
         ..Limits::default()
     }
