@@ -191,6 +191,7 @@ def _weighty(state: bytes | None, k: int, v: int) -> tuple[bytes, tuple[int, int
     return seen.to_bytes(8, "little") + bytes(100_000), (k, seen)
 
 
+@pytest.mark.usefixtures("patient")
 def test_state_beyond_what_may_be_under_way_moves() -> None:
     flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(_weighty, schema="k bigint, seen bigint")
     source = [batch.select(["k", "v"]) for batch in _keys(12, 211)]
@@ -311,6 +312,7 @@ def test_scopes_of_all_processes_are_told() -> None:
     assert sum(scope.admitted_rows for scope in scopes) == rows == 600
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_rescale_tells_how_far_it_is_and_what_it_took(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     flow = pk.Flow(_COLUMNS).map_batches(gate.loading()).key_by("k").agg(n=pk.count())
@@ -338,6 +340,7 @@ def test_a_rescale_tells_how_far_it_is_and_what_it_took(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.usefixtures("patient")
 def test_a_rescale_that_is_cancelled_goes_back(processes: int, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     plain = pk.Flow(_COLUMNS)

@@ -815,7 +815,7 @@ def spin_at_end(key: int, total: int) -> list[int]:
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_a_function_of_keys_that_takes_too_long_ends_the_run(mode: str) -> None:
     pipeline = ordered.Pipeline([ordered.partitioned(add, key=spin, initial=0)])
-    found, late = until_late(pipeline.run(range(6), mode=mode, workers=2, timeout=3))
+    found, late = until_late(pipeline.run(range(6), mode=mode, workers=2, timeout=6))
     # Where processes are still starting, the items before it have no results yet.
     assert found == [0, 1, 2][: 3 if mode == "threads" else len(found)]
     assert (late.item, late.last) == (3, 3) and late.step == "the key of partitioned add"

@@ -298,7 +298,7 @@ def test_a_thread_that_hangs_ends_the_run() -> None:
             pass
         return x
 
-    results = outcomes(pk.ordered_map(hang, range(6), workers=2, timeout=3, mode="threads"))
+    results = outcomes(pk.ordered_map(hang, range(6), workers=2, timeout=6, mode="threads"))
     assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and len(results) == 4
 
 

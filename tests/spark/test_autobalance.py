@@ -798,18 +798,18 @@ def test_keys_that_cost_more_than_others_are_evened_out_by_the_time_they_take(cl
         cost = {key: 10 if key < 0 else 1 for key in of if key >= 0 or of[key] == 0}
         cost = {key: cost[key] for key in [*[key for key in cost if key < 0][:30], *range(60)]}
         assert skew(engine, cost) > 1.6
-        with engine.autobalance(every="1h", patience=2, tolerance=1.05, least_rows=10) as balance:
+        with engine.autobalance(every="1h", patience=2, trigger=1.2, tolerance=1.05, least_rows=10) as balance:
 
             def is_even() -> bool:
                 run(list(cost))
                 # Not by the clock: within a batch one worker may have told of its rows, and the other not.
                 balance.look(float(batches))
-                # Short sleeps take longer than they say, the more so beside others: one look may find it less even.
+                # Short sleeps take longer than they say, the more so beside others: later looks put that right.
                 return any(look.moves for look in balance.looks) and skew(engine, cost) <= 1.25
 
             wait_for(is_even, timeout=120, what="bins move by what they cost")
         acted = next(look for look in balance.looks if look.moves)
-        assert acted.by == "busy" and acted.skew > 1.5
+        assert acted.by == "busy" and acted.skew > 1.2
         told = engine.loads()
         assert told.column("busy_s").to_pylist() != [0.0] * 256
         busy = {(row["bin"], row["bits"]): row["busy_s"] for row in told.to_pylist()}

@@ -64,8 +64,9 @@ def test_a_batch_of_four_times_the_budget(cluster: Any) -> None:
     assert narrow == roomy == {k: (len(own), sum(own)) for k in range(7) if (own := [v for v in values if v % 7 == k])}
     for entry in figures:
         assert entry["staging_memory_bytes"] == BUDGET >= entry["staged_peak_bytes"]
-        assert entry["spilled_bytes"] >= 2 * BUDGET
         assert entry["disk_bytes"] == 0, "what an epoch spilled is gone when it is over"
+    # Which member gets how much of the batch is for Spark to say.
+    assert sum(entry["spilled_bytes"] for entry in figures) >= 6 * BUDGET
     print(
         f"grown by {grown / MIB:.0f} MiB, without the budget {grown_roomy / MIB:.0f} MiB; staged {peak / MIB:.0f} MiB"
     )

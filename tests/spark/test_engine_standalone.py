@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 import penstock as pk
 import spark_classes
@@ -89,9 +90,16 @@ def executors(spark: Any) -> set[str]:
 def place_of(spark: Any, member: Any) -> str:
     """Spark's id of a member's executor."""
     stage, task = member.info["task"]
-    found = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
-    tasks = {found.apply(at).taskId(): found.apply(at).executorId() for at in range(found.size())}
-    return str(tasks[task])
+    places: dict[int, str] = {}
+
+    def is_told() -> bool:
+        with contextlib.suppress(Py4JError):  # of a stage that is not told of yet
+            found = spark.sparkContext._jsc.sc().statusStore().taskList(stage, 0, 10)
+            places.update((found.apply(at).taskId(), found.apply(at).executorId()) for at in range(found.size()))
+        return task in places
+
+    wait_for(is_told, what="Spark tells of the task")
+    return str(places[task])
 
 
 def places(engine: pk.Engine) -> list[str]:

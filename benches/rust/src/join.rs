@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use penstock_dataflow::fabric::{self, Duplex, FabricGuard, FabricTag};
 use penstock_dataflow::{
-    BoxError, Door, Endpoint, Error, InputHandle, Limits, OperatorBuilder, Pipeline, Worker, execute,
+    BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, MemberFault, OperatorBuilder, Pipeline, Worker,
+    execute,
 };
 use penstock_progress::ProbeHandle;
 use serde_json::json;
@@ -282,7 +283,11 @@ fn follow(worker: &mut Worker, plan: &Arc<Plan>) -> Result<(), BoxError> {
         (input, done.probe().0)
     });
     let (mut input, built) = (Some(input), Instant::now());
-    let joined = worker.bootstrap()?;
+    let joined = match worker.bootstrap() {
+        // The run was over before it had its place.
+        Err(Error::Member { fault: MemberFault::Over, .. }) => return Ok(()),
+        joined => joined?,
+    };
     let seated = Instant::now();
     if worker.index() == 0 {
         let mut source = input.take().ok_or("an input")?;
@@ -391,7 +396,8 @@ impl Fleet {
         self.threads.extend(execute(seats, move |worker: &mut Worker| follow(worker, &plan)));
     }
 
-    fn join(&mut self, plan: &Arc<Plan>) -> Instant {
+    /// When it was admitted; none where the run was over before.
+    fn join(&mut self, plan: &Arc<Plan>) -> Option<Instant> {
         let door = if self.tcp {
             let process = self.doors.len();
             let dial = |(other, door): (usize, &Door)| {
@@ -408,10 +414,13 @@ impl Fleet {
         } else {
             self.doors[0].clone()
         };
-        let seats = door.ask(1).expect("one").seats().expect("a run that goes on");
+        let seats = match door.ask(1).and_then(|ticket| ticket.seats()) {
+            Err(JoinError::Over) => return None,
+            seats => seats.expect("a run that goes on"),
+        };
         let admitted = Instant::now();
         self.start(seats, plan);
-        admitted
+        Some(admitted)
     }
 
     fn end(self) {
@@ -454,7 +463,7 @@ fn course(tcp: bool, cost: Duration, ticks: u64) -> Course {
     for _ in plan.joins {
         wishes.recv().expect("the source goes on");
         let wish = Instant::now();
-        asked.push((wish, fleet.join(&plan)));
+        asked.extend(fleet.join(&plan).map(|admitted| (wish, admitted)));
     }
     fleet.end();
     let mut steps = std::mem::take(&mut *plan.steps.lock().expect("no panic"));

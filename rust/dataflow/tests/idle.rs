@@ -44,15 +44,16 @@ fn check(name: &str, endpoints: Vec<Endpoint>, guards: Vec<FabricGuard>) {
     let wakers: Vec<_> = parked.iter().take(workers).collect();
     // The interval is what is measured, nothing is awaited by it; what others do on this machine does not count.
     let (before, began) = (cpu(), Instant::now());
-    std::thread::sleep(Duration::from_millis(600));
+    std::thread::sleep(Duration::from_secs(1));
     let (used, idle) = (cpu() - before, began.elapsed());
     stop.store(1, Ordering::SeqCst);
     wakers.iter().for_each(fabric::Waker::wake);
     let turns: Vec<usize> = join(threads).into_iter().map(Result::unwrap).collect();
     drop(guards);
     assert!(turns.iter().all(|turns| *turns < 20), "{name}: {turns:?} turns");
-    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time.
-    assert!(used < idle / 10, "{name}: {used:?} of CPU in {idle:?}");
+    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time; who wakes while the host stands still may
+    // have some of that counted.
+    assert!(used < idle / 5 + Duration::from_millis(50), "{name}: {used:?} of CPU in {idle:?}");
 }
 
 #[test]

@@ -126,9 +126,10 @@ fn a_pipeline_without_work_uses_no_cpu_and_is_woken() {
     assert_eq!(pipeline.stats().threads, 4);
     // The interval is what is measured, nothing is awaited by it; what others do on this machine does not count.
     let (before, began) = (cpu(), Instant::now());
-    assert!(matches!(pipeline.pull(Duration::from_millis(600)), Pulled::Nothing));
+    assert!(matches!(pipeline.pull(Duration::from_secs(1)), Pulled::Nothing));
     let (used, idle) = (cpu() - before, began.elapsed());
-    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time.
-    assert!(used < idle / 10, "{used:?} of CPU in {idle:?}");
+    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time; who wakes while the host stands still may
+    // have some of that counted.
+    assert!(used < idle / 5 + Duration::from_millis(50), "{used:?} of CPU in {idle:?}");
     drive(&pipeline, 100);
 }

@@ -293,8 +293,12 @@ mod tests {
     #[test]
     fn a_moment_is_the_same_in_both_processes() {
         for at in [Instant::now() + Duration::from_secs(2), Instant::now() - Duration::from_millis(300)] {
-            let again = instant_of(nanoseconds_of(at));
-            let apart = again.max(at) - again.min(at);
+            // The least of some: between its two clocks a thread may stand still.
+            let apart = || {
+                let again = instant_of(nanoseconds_of(at));
+                again.max(at) - again.min(at)
+            };
+            let apart = (0..20).map(|_| apart()).min().unwrap();
             assert!(apart < Duration::from_millis(20), "{apart:?}");
         }
     }

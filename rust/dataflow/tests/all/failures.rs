@@ -298,7 +298,7 @@ fn an_exchange_on_one_worker_only_is_noticed() {
         drop(input);
         let begin = std::time::Instant::now();
         while worker.step_or_park(Some(Duration::from_millis(100)))? {
-            assert!(begin.elapsed() < Duration::from_secs(10), "it waits for ever");
+            assert!(begin.elapsed() < Duration::from_secs(60), "it waits for ever");
         }
         Ok(())
     };

@@ -539,6 +539,7 @@ fn a_straggler_cannot_grow_memory() {
         }
         settled(pushed);
     }
+    until("nobody else has one in hand", || pipeline.stats().in_hand.len() == 1);
     // 1600 bytes each once they have exploded.
     let stats = pipeline.stats();
     assert!(pushed > 30 && stats.bytes <= bytes + 1600, "{pushed} pushed, {} bytes", stats.bytes);

@@ -719,8 +719,9 @@ fn a_cancelled_migration_ends_after_its_step() {
     let cluster = Cluster::start(&config(&counting("update"), &none, 2), 1, 2, 1, fresh(1));
     let group = &cluster.groups[0].0;
     let there = |worker: u32| (0..16).cycle().take(100_000).map(|bin| vec![(bin, worker)]).collect::<Vec<_>>();
-    group.migrate(1, there(1), None);
-    group.migrate(2, there(0), None);
+    let (first, second) = (there(1), there(0));
+    group.migrate(1, first, None);
+    group.migrate(2, second, None);
     group.cancel(2);
     group.cancel(1);
     group.cancel(7);
