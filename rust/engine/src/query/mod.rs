@@ -220,7 +220,7 @@ enum Asked {
     Migrate { handle: Option<Handle>, steps: Steps, then: Option<Recut> },
     Recut { handle: Handle, recut: Recut },
     Merge { names: BTreeSet<String> },
-    Collect,
+    Collect { newest: Option<String> },
     Delete,
 }
 
@@ -548,7 +548,7 @@ impl Query {
     fn forget_questions(&mut self) {
         self.asked.retain(|_, asked| {
             use Asked::*;
-            matches!(asked, Migrate { .. } | Recut { .. } | Merge { .. } | Collect | Delete)
+            matches!(asked, Migrate { .. } | Recut { .. } | Merge { .. } | Collect { .. } | Delete)
         });
     }
 
@@ -571,11 +571,11 @@ impl Query {
 
     fn stored(&mut self, asked: Asked, outcome: Result<Stored, StoreError>, view: &mut View<'_>) {
         match (asked, outcome) {
-            (Asked::Collect, Ok(Stored::Contents(contents))) => {
-                self.collect(&contents, view);
+            (Asked::Collect { newest }, Ok(Stored::Contents(contents))) => {
+                self.collect(&contents, newest.as_ref(), view);
                 self.collected(view);
             }
-            (Asked::Collect | Asked::Delete, _) => self.collected(view),
+            (Asked::Collect { .. } | Asked::Delete, _) => self.collected(view),
             (asked, Err(error @ StoreError::Damaged { .. })) => {
                 let StoreError::Damaged { name, reason } = error else { unreachable!("just matched") };
                 drop(asked);

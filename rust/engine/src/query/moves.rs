@@ -673,11 +673,11 @@ impl Query {
     }
 
     fn is_collecting(&self) -> bool {
-        self.asked.values().any(|asked| matches!(asked, Asked::Collect | Asked::Delete))
+        self.asked.values().any(|asked| matches!(asked, Asked::Collect { .. } | Asked::Delete))
     }
 
     fn ask_collect(&mut self, oldest: u64, view: &mut View<'_>) {
-        let ticket = self.ask(Asked::Collect, view);
+        let ticket = self.ask(Asked::Collect { newest: self.kept.values().next_back().map(Manifest::name) }, view);
         let known = self.kept.values().map(Manifest::name).chain(self.read_before.keys().cloned()).collect();
         view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone(), since: oldest, known });
     }
@@ -716,8 +716,8 @@ impl Query {
         }
     }
 
-    /// Deletes what the listing shows and nothing needs.
-    pub(super) fn collect(&mut self, contents: &Contents, view: &mut View<'_>) {
+    /// Deletes what the listing shows and nothing needs; `newest` is the manifest that was the last when it was asked for.
+    pub(super) fn collect(&mut self, contents: &Contents, newest: Option<&String>, view: &mut View<'_>) {
         let Some(oldest) = self.committed.map(|committed| self.oldest(committed, view)) else { return };
         let ours = self.claim.as_ref().map(|claim| claim.number);
         let of_old = |name: &str| matches!(Named::parse(name), Some(Named::Manifest { batch }) if batch < oldest);
@@ -730,7 +730,15 @@ impl Query {
                 && !self.read_before.contains_key(*name)
         };
         let unread = contents.unread.iter().find(unknown);
-        if ours != Some(contents.newest_made()) || unread.is_some() || unreadable().any(|name| !of_old(name)) {
+        let made = contents.claims.iter().rev().find(|(number, _)| Some(*number) == ours);
+        let is_ours = ours == Some(contents.newest_made())
+            && made.is_some_and(|(_, claim)| claim.as_ref().is_ok_and(|claim| claim.nonce == view.setup.nonce));
+        let listed = |name: &String| {
+            contents.unread.contains(name) || contents.manifests.iter().any(|(manifest, _)| manifest == name)
+        };
+        // A copy that was put back has none of it.
+        let is_of_now = newest.is_none_or(listed);
+        if !is_ours || !is_of_now || unread.is_some() || unreadable().any(|name| !of_old(name)) {
             return; // not ours any more, or nobody knows what is needed
         }
         let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));

@@ -857,6 +857,40 @@ fn a_checkpoint_that_is_put_back_goes_on_in_an_engine_that_has_seen_more() {
     }
 }
 
+/// Of its manifests nothing is older than what the engine needs, as the engine sees it: all would be deleted, in answer to a deletion that was slow.
+#[test]
+fn nothing_is_deleted_of_a_checkpoint_that_is_put_back_while_its_engine_lives() {
+    for other in [false, true] {
+        let mut script = Script::durable(2);
+        let mut copy = Contents::default();
+        script.hold = vec!["Delete"];
+        let mut held = None;
+        for epoch in 0..9 {
+            let done = script.batch(epoch);
+            assert!(completes(&done, epoch));
+            held = held.or(done.iter().find_map(|effect| match effect {
+                Effect::Delete { ticket, .. } => Some(*ticket),
+                _ => None,
+            }));
+            if epoch == 1 {
+                copy = script.store.clone().expect("it is durable");
+            }
+        }
+        if other {
+            // Made by another engine behind the copy, and of the same number.
+            copy = script.store.clone().expect("it is durable");
+            copy.claims.iter_mut().for_each(|(_, claim)| claim.as_mut().expect("whole").nonce += 1);
+        }
+        script.store = Some(copy.clone());
+        script.hold.clear();
+        script.done.clear();
+        let ticket = held.expect("older ones were to go");
+        script.hear(Event::Stored { ticket, outcome: Ok(Stored::Deleted) });
+        assert!(matches!(script.done[..], [Effect::ReadCheckpoint { .. }]), "{:?}", script.done);
+        assert_eq!(script.store.as_ref().map(|there| there.manifests.len()), Some(copy.manifests.len()));
+    }
+}
+
 /// A store that takes longer than a batch to delete; and one that refuses it is asked again, also where no batch follows.
 #[test]
 fn what_is_being_deleted_is_not_deleted_once_more() {
