@@ -9,6 +9,7 @@ from collections import Counter
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -55,6 +56,8 @@ def test_joins_are_written() -> None:
         (("-5s", "10s"), [-5_000_000, 10_000_000]),
         (("1ms", timedelta(seconds=1)), [1_000, 1_000_000]),
         ((timedelta(seconds=-2), "-1s"), [-2_000_000, -1_000_000]),
+        (np.timedelta64(3, "s"), [-3_000_000, 3_000_000]),
+        ((np.timedelta64(-2, "s"), np.timedelta64(5, "ms")), [-2_000_000, 5_000]),
         ("0s", [0, 0]),
     ]:
         flow = left().join(right(), on="k", within=within)

@@ -329,6 +329,30 @@ def test_a_batch_of_a_stream_is_one_epoch_whatever_its_size(how: dict[str, int])
         assert session.rows == 2 * n
 
 
+def test_results_of_a_batch_do_not_wait_for_a_larger_one_behind_it_nor_go_with_its_error() -> None:
+    gate, ended, waited = threading.Event(), threading.Event(), list[bool]()
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        waited.append(gate.wait(60) if batch.num_rows > 1 else ended.wait(60))
+        if batch.num_rows > 1:
+            raise ValueError("a typo")
+        return batch
+
+    def source() -> Iterator[pa.RecordBatch]:
+        # Of the second there are more pieces than may be under way.
+        yield from (pa.record_batch({"k": range(size)}) for size in (1, 400_000))
+        # The first is done when the end is waiting for room, or before: its results come either way.
+        threading.Timer(0.3, ended.set).start()
+
+    flow = pk.Flow("k bigint").map_batches(fails).key_by("k").agg(n=pk.count())
+    results = iter(flow.run(source(), streaming=True))
+    assert next(results).to_pylist() == [{"k": 0, "n": 1}]
+    gate.set()
+    with pytest.raises(UserFunctionError, match="a typo"):
+        next(results)
+    assert all(waited)
+
+
 def test_a_batch_of_a_stream_is_one_epoch_however_wide_its_rows_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_BLOCK_BYTES", 5_000)
     text = pa.record_batch({"k": [0, 1] * 20, "text": ["x" * 999] * 40})

@@ -485,3 +485,42 @@ def test_a_function_that_runs_it_is_taken() -> None:
 def test_other_columns_are_told_with_what_declares_them(build: Callable[[pk.Flow], pk.Flow], says: str) -> None:
     with pytest.raises(UserFunctionError, match=f"; declare what it gives: {says}"):
         build(pk.Flow("k bigint, v double")).collect(pa.table({"k": [1], "v": [0.5]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "says"),
+    [
+        (pa.float32(), [1.5, float("inf"), float("nan"), 3.4e38], {1e39: "1e.39 is beyond what a float holds"}),
+        (
+            pa.timestamp("ms"),
+            [datetime.datetime(2026, 1, 1, 0, 0, 0, 1_000), None],
+            {datetime.datetime(2026, 1, 1, 0, 0, 0, 1_500): "parts of the unit of its type, ms"},
+        ),
+        (
+            pa.timestamp("s"),
+            [datetime.datetime(2026, 1, 1, 0, 0, 7)],
+            {datetime.datetime(2026, 1, 1, 0, 0, 0, 1): "parts of the unit of its type, s"},
+        ),
+        (pa.time32("s"), [datetime.time(1, 2, 3)], {datetime.time(1, 2, 3, 4): "parts of the unit of its type, s"}),
+        (
+            pa.duration("ms"),
+            [datetime.timedelta(milliseconds=-7), np.timedelta64(7, "ms")],
+            {datetime.timedelta(microseconds=7): "parts of the unit of its type, ms"},
+        ),
+    ],
+)
+def test_numbers_and_times_that_a_column_cannot_hold_are_refused(
+    kind: pa.DataType, fits: list[Any], says: dict[Any, str]
+) -> None:
+    def out(values: list[Any]) -> list[Any]:
+        def step(state: None, k: int) -> tuple[None, tuple[Any]]:
+            return None, (values[k],)
+
+        flow = pk.Flow("k bigint").key_by("k").stateful_map(step, schema=pa.schema([("x", kind)]))
+        rows = flow.collect(pa.table({"k": range(len(values))}), workers=1)
+        return sorted(map(str, rows.column("x").to_pylist()))
+
+    assert out(fits) == sorted(map(str, pa.array(fits, kind).to_pylist()))
+    for wrong, reason in says.items():
+        with pytest.raises(UserFunctionError, match=reason):
+            out([*fits, wrong])

@@ -171,6 +171,14 @@ def test_a_write_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
     assert storage.list() == []
 
 
+def test_what_has_no_name_that_is_text_is_somebody_elses(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path / "new" / "below"))
+    storage.write("a", [b"1"])
+    with open(os.fsencode(tmp_path) + b"/new/below/\xe9t\xe9", "wb"):
+        pass
+    assert [entry.name for entry in storage.list()] == ["a"]
+
+
 def test_what_a_writer_that_died_leaves_begins_with_a_dot(tmp_path: Path) -> None:
     script = f"""
 import os

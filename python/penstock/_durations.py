@@ -34,6 +34,7 @@ __all__ = [
     "milliseconds",
     "parse_duration",
     "parse_timeout",
+    "plain_duration",
 ]
 
 #: What every duration argument accepts: text with units, or a timedelta.
@@ -170,7 +171,7 @@ def parse_timeout(
     """
     if value is None and optional:
         return None
-    value = _plain(value, name)
+    value = plain_duration(value, name)
     seconds = math.nan
     # An int may be larger than any float.
     try:
@@ -293,7 +294,7 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
 
 
-def _plain(value: Any, name: str) -> Any:
+def plain_duration(value: Any, name: str) -> Any:
     """A timedelta for one of numpy; any other value as it is."""
     dtype = getattr(value, "dtype", None)
     if getattr(dtype, "kind", None) != "m" or getattr(value, "shape", None) != ():
@@ -311,7 +312,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def _read(value: Duration, name: str) -> int:
-    value = _plain(value, name)
+    value = plain_duration(value, name)
     if isinstance(value, timedelta):
         if getattr(value, "nanoseconds", 0):  # of pandas
             raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")

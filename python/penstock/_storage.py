@@ -406,7 +406,9 @@ class _Folder:
         found = []
         with suppress(FileNotFoundError), os.scandir(self._path) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # it went since
+                # It went since; or it is none of ours, whose names are texts.
+                with suppress(FileNotFoundError, UnicodeEncodeError):
+                    entry.name.encode()
                     if entry.is_file():
                         found.append(Entry(entry.name, entry.stat().st_size))
         return sorted(found)
@@ -448,7 +450,10 @@ class _Folder:
         try:
             file = open(hidden, "xb")  # noqa: SIM115
         except FileNotFoundError:
+            made = [one for one in (self._path, *self._path.parents) if not one.exists()]
             self._path.mkdir(parents=True, exist_ok=True)
+            for one in made:
+                _sync_folder(one.parent)
             file = open(hidden, "xb")  # noqa: SIM115
         try:
             size = _fill(file, pieces)

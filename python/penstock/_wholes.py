@@ -33,6 +33,7 @@ _ZONE: Final = (
     " timestamp"
 )
 _NO_TIME: Final = "has NaT, which is none: give None"
+_FINER: Final = "has a time with parts of the unit of its type, {}: round it, or declare a finer type"
 
 
 @lru_cache(64)
@@ -117,11 +118,15 @@ def _times(kind: pa.DataType) -> _Look:
     dated = is_type.is_timestamp(kind) or is_type.is_date(kind)
     zoned = is_type.is_timestamp(kind) and kind.tz is not None
     naive = is_type.is_timestamp(kind) and kind.tz is None
+    unit = getattr(kind, "unit", "")
+    least = 0 if is_type.is_date(kind) else {"s": 1_000_000, "ms": 1_000}.get(unit, 0)
 
     def look(values: Collection[Any]) -> str | None:
         kinds = set(map(type, values))
         if any(map(_is_number, kinds)):
             return number
+        if least and any(_microseconds(one) % least for one in values):
+            return _FINER.format(unit)
         stamps = dated and [each for each in kinds if issubclass(each, datetime.datetime)]
         if not stamps:
             return None
@@ -135,6 +140,10 @@ def _times(kind: pa.DataType) -> _Look:
         return None
 
     return look
+
+
+def _microseconds(value: Any) -> int:
+    return getattr(value, "microsecond", 0) if not isinstance(value, datetime.timedelta) else value.microseconds
 
 
 def _is_number(kind: type) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._durations import Duration, parse_duration
+from penstock._durations import Duration, parse_duration, plain_duration
 from penstock._flow.base import FlowBase, restore
 from penstock._flow.graph import Meeting, sources_of
 from penstock._flow.text import names_of, one_of, to_text
@@ -365,6 +365,7 @@ class Meetings(FlowBase):
 
 def _interval(within: Any) -> tuple[int, int]:
     """The least and the greatest difference of times, in microseconds."""
+    within = plain_duration(within, "join within")
     if isinstance(within, (str, timedelta)):
         most = parse_duration(within, "join within", allow_zero=True)
         return -most, most
@@ -383,6 +384,7 @@ def _interval(within: Any) -> tuple[int, int]:
 
 
 def _signed(value: Any, name: str) -> int:
+    value = plain_duration(value, name)
     if isinstance(value, timedelta) and value < timedelta(0):
         return -parse_duration(-value, name)
     if isinstance(value, str) and value.lstrip().startswith("-"):

@@ -295,7 +295,7 @@ fn from_values<'py>(
         DataType::UInt16 => primitives::<UInt16Type>(field, values),
         DataType::UInt32 => primitives::<UInt32Type>(field, values),
         DataType::UInt64 => primitives::<UInt64Type>(field, values),
-        DataType::Float32 => primitives::<Float32Type>(field, values),
+        DataType::Float32 => singles(field, values),
         DataType::Float64 => primitives::<Float64Type>(field, values),
         DataType::Boolean => {
             let mut builder = BooleanBuilder::with_capacity(values.len());
@@ -366,6 +366,23 @@ where
             false => value.extract::<T::Native>().map_err(Into::into),
         })?;
         builder.append_option(native);
+    }
+    Ok(Arc::new(builder.finish()))
+}
+
+/// The nearest single of each number; one that has none but infinity is refused.
+fn singles(field: &Field, values: Values<'_, '_>) -> Result<ArrayRef, Misfit> {
+    let mut builder = PrimitiveBuilder::<Float32Type>::with_capacity(values.len());
+    for value in values {
+        let value = value?;
+        let number = convert(field, &value, |value| match is_truth(value) {
+            true => Err(PyTypeError::new_err("not a number")),
+            false => value.extract::<f64>(),
+        })?;
+        if number.is_some_and(|number| number.is_finite() && (number as f32).is_infinite()) {
+            return Err(Misfit::of(field, format!("{} is beyond what a float holds", short(&value))));
+        }
+        builder.append_option(number.map(|number| number as f32));
     }
     Ok(Arc::new(builder.finish()))
 }

@@ -723,7 +723,8 @@ impl LocalRun {
             }
             let failed = books.failure(inner.workers, false).is_some();
             if failed || books.group.is_none() || books.under_way() >= inner.ahead {
-                return Ok(books.ready.iter().any(|ready| ready.told.is_some()).then_some(false));
+                // Also what nobody waits for: it comes before what a later epoch may fail with.
+                return Ok((!books.ready.is_empty()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
                 Some(Input { rows, .. }) if inner.whole => (vec![rows], None),
