@@ -1069,8 +1069,8 @@ class LocalRun:
         Not silent, for ``idle_after``, are sources of which something is `at_hand`, and none was while nobody looked at
         them: `away_ms` milliseconds, all in all.
 
-        False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
-        expand their input do.
+        False, and nothing was pushed, when the workers wait themselves until outputs are taken, which only flows that
+        expand their input do; and when it would wait for pieces of one batch while outputs of others are there.
 
         Raises
         ------

@@ -723,8 +723,9 @@ impl LocalRun {
             }
             let failed = books.failure(inner.workers, false).is_some();
             if failed || books.group.is_none() || books.under_way() >= inner.ahead {
-                // Also what nobody waits for: it comes before what a later epoch may fail with.
-                return Ok((!books.ready.is_empty()).then_some(false));
+                // Pieces of a large epoch hold up nothing that is ready: it comes before what that epoch may fail with.
+                let is_large = books.open.len() < inner.ahead;
+                return Ok(books.ready.iter().any(|ready| is_large || ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
                 Some(Input { rows, .. }) if inner.whole => (vec![rows], None),
