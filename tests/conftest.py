@@ -10,10 +10,12 @@ end stands what each group of tests took, beside what it may.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,18 @@ def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         # SPARK_CONF_DIR would be on the class path: a JVM maps no archive that was made with another one.
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--properties-file {file} pyspark-shell")
         yield
+
+
+@pytest.fixture
+def all_awaited() -> Iterator[None]:
+    """A test that leaves no coroutine that was never awaited; what others have left to be collected is not of it."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    left = [str(warning.message) for warning in told if "never awaited" in str(warning.message)]
+    assert left == []
 
 
 def real_data() -> Path:

@@ -35,7 +35,7 @@ async def _streamed(item: Any) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("on_failure", ["stop", "skip"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: Any) -> None:
     def program(worker: Worker, expand: Any) -> None:
         with worker.dataflow() as scope:
@@ -52,7 +52,6 @@ def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: 
         pk.execute(lambda worker: program(worker, _streamed), workers=1)
     with pytest.raises(errors.UserFunctionError, match=r"the function returned an async generator \(_streamed\)"):
         pk.execute(lambda worker: program(worker, lambda item: _streamed(item)), workers=1)
-    gc.collect()  # nothing is left that was never awaited
 
 
 def _halve(stream: Stream[int]) -> Stream[int]:

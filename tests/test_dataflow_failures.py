@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import gc
 import threading
 import time
-import warnings
 from typing import Any
 
 import pyarrow as pa
@@ -89,12 +87,8 @@ def test_a_coroutine_function_is_refused_where_it_is_given(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", STEPS)
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_coroutine_that_is_returned_all_the_same_is_an_error_that_names_the_item(where: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()  # what others have left is not of this
-
     def some(*given: Any) -> Any:
         if given[-1] not in (20, [10, 20, 30]):
             return ()
@@ -109,7 +103,6 @@ def test_a_coroutine_that_is_returned_all_the_same_is_an_error_that_names_the_it
     with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(fetched\)") as caught:
         pk.execute(program, workers=2)
     assert "blocks" in where or "item: 20" in str(caught.value)
-    gc.collect()  # nothing is left that was never awaited
 
 
 async def served(worker: Worker) -> int:
@@ -129,11 +122,8 @@ def test_a_program_that_is_a_coroutine_function_is_refused(processes: int) -> No
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_program_that_returns_a_coroutine_all_the_same_is_an_error(processes: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()  # what others have left is not of this
     with pytest.raises(errors.ConfigError, match=r"the program returned a coroutine \(served\), which nobody awaits"):
         pk.execute(lambda worker: served(worker) if worker.index else 0, workers=2, processes=processes)
     with (
@@ -141,10 +131,9 @@ def test_a_program_that_returns_a_coroutine_all_the_same_is_an_error(processes: 
         pytest.raises(errors.ConfigError, match=r"the program returned a coroutine \(served\)"),
     ):
         pk.dataflow.run_here(seats, lambda worker: served(worker))
-    gc.collect()  # nothing is left that was never awaited
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_logic_that_is_a_coroutine_function_is_an_error() -> None:
     """It did nothing with what came."""
 
@@ -158,7 +147,6 @@ def test_a_logic_that_is_a_coroutine_function_is_an_error() -> None:
 
     with pytest.raises(errors.UserFunctionError, match=r"waits.* returned a coroutine \(.*logic\), which nobody"):
         pk.execute(program, workers=1)
-    gc.collect()  # nothing is left that was never awaited
 
 
 @pytest.mark.parametrize(("made", "kind"), [(7, "int"), ((x for x in [1]), "generator"), ("ab", "str")])

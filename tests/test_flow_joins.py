@@ -271,7 +271,7 @@ def test_late_rows_of_sources_that_nobody_takes_are_told() -> None:
             list(flow.run(given, streaming=True, late=late))
     assert sorted(t for batch in taken for t in batch[batch.schema.names[-2]].to_pylist()) == [2, 2, 3]
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", LateRows)
         list(flow.run(given, streaming=True, late=taken.append))
         list(flow.run(given, streaming=True, late={"left": taken.append, "right": taken.append}))
         # Its summary has the number.

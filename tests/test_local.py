@@ -276,13 +276,13 @@ def test_late_rows_go_to_the_callback_or_a_warning() -> None:
     with pytest.warns(LateRows, match="2 of 7 rows came when their windows had closed"):
         assert rows(flow.run(source, streaming=True)) == wanted
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", LateRows)
         summary = flow.run_into(lambda batch: None, source, workers=2, streaming=True)
     assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 3, 2)
     assert summary.rows_per_second > 0
     # Where the input ends with the last batch no row is too late for it.
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", LateRows)
         summary = flow.run_into(lambda batch: None, source, workers=2)
     assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 5, 0)
     timeless = pa.record_batch({"k": [1, 2], "ts": pa.array([None, 5], pa.int64())})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import decimal
 import doctest
 import functools
-import gc
 import importlib
 import itertools
 import operator
@@ -659,7 +658,7 @@ def test_coroutine_functions_are_refused_where_they_are_given(f: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["inline", "threads"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_coroutine_that_is_returned_all_the_same_is_an_error_at_its_place(mode: str) -> None:
     def some(x: int) -> Any:
         return fetched(x) if x == 2 else x
@@ -671,7 +670,6 @@ def test_a_coroutine_that_is_returned_all_the_same_is_an_error_at_its_place(mode
                 next(results)
             assert raised.value.item == 2 - 1
             assert next(results) == 3
-        gc.collect()  # nothing is left that was never awaited
 
 
 def of_coroutines(x: int) -> Any:
@@ -701,7 +699,7 @@ OF_COROUTINES: list[tuple[Callable[[], ordered.Step], list[Any]]] = [
         *(("processes", *OF_COROUTINES[place]) for place in (0, 4, -1)),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_coroutine_among_outputs_is_an_error_at_its_place(
     mode: str, step: Callable[[], ordered.Step], expected: list[Any]
 ) -> None:
@@ -715,7 +713,6 @@ def test_a_coroutine_among_outputs_is_an_error_at_its_place(
                 assert re.search(r"returned a coroutine \(\S*fetched\), which nobody awaits", str(error))
                 got.append(error.item)
     assert got == expected
-    gc.collect()  # nothing is left that was never awaited
 
 
 def test_a_fork_of_an_inline_run_whose_flow_has_a_thread_is_refused_there() -> None:

@@ -1,7 +1,6 @@
 """Side outputs beside an oracle in plain Python, on threads and processes of this machine, and what is refused."""
 
 import functools
-import gc
 import json
 import re
 from collections import Counter
@@ -352,7 +351,7 @@ def test_coroutine_functions_are_refused_where_they_are_given(options, what):
 
 
 @pytest.mark.parametrize("what", ["late", "late={'input': ...}", "sides={'seen': ...}"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_coroutine_that_is_returned_all_the_same_ends_the_run(what):
     def taker(batch):
         return sends(batch)
@@ -360,7 +359,6 @@ def test_a_coroutine_that_is_returned_all_the_same_ends_the_run(what):
     options = {"late": taker} if what == "late" else {what.partition("=")[0]: {what.split("'")[1]: taker}}
     with pytest.raises(ConfigError, match=re.escape(f"{what} returned a coroutine (sends), which nobody awaits")):
         LATE.collect(TIMES, streaming=True, batch_rows=1, **options)
-    gc.collect()  # nothing is left that was never awaited
 
 
 @pytest.mark.parametrize("options", [{}, {"processes": 1}], ids=["threads", "processes"])
@@ -384,7 +382,7 @@ def test_a_sink_that_raises_stop_iteration_ends_no_run_as_if_it_were_complete(wh
         LATE.run_into(taker, given, streaming=True, late=lambda batch: None, **options)
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("all_awaited")
 def test_a_sink_that_nobody_awaits_is_refused():
     with pytest.raises(
         ConfigError, match=r"^sink: sends is a coroutine .* lambda batch: asyncio.run\(sends\(batch\)\)"
@@ -392,4 +390,3 @@ def test_a_sink_that_nobody_awaits_is_refused():
         lines().run_into(sends, table())
     with pytest.raises(ConfigError, match=r"^sink returned a coroutine \(sends\), which nobody awaits: run it inside"):
         lines().run_into(lambda batch: sends(batch), table())
-    gc.collect()

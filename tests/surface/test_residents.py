@@ -67,7 +67,8 @@ class Job:
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        said = process.stdout.read().decode()
+        with process.stdout:
+            said = process.stdout.read().decode()
         if process.wait() == 0 and not self.over.is_set():
             self.said = said.splitlines()
             self.end()
@@ -385,9 +386,9 @@ def test_a_second_attempt_that_cannot_join_does_not_end_the_first(engine: Engine
     task = cloudpickle.loads(job.pickled)
     with contextlib.ExitStack() as stack:
         process = subprocess.Popen([sys.executable, "-c", ATTEMPT, "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        stack.callback(process.wait, 30)
+        stack.enter_context(process)
         stack.callback(process.kill)
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
         process.stdin.write(cloudpickle.dumps(type(task)(**{**vars(task), "registry": "127.0.0.1:1"})))
         process.stdin.close()
         with pytest.raises(subprocess.TimeoutExpired):
