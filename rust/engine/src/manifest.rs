@@ -370,7 +370,7 @@ pub enum Named {
         /// Its batch.
         batch: u64,
     },
-    /// A data file, `data-GENERATION-EPOCH-...`.
+    /// A data file, `data-GENERATION-EPOCH-UNIQUE`, of which the last is 1 to 32 hexadecimal digits.
     Data {
         /// Who wrote it.
         generation: u64,
@@ -392,8 +392,8 @@ impl Named {
             let (batch, rest) = rest.split_once('-')?;
             let rest = rest.strip_prefix("finished-").filter(|_| kind == "manifest").unwrap_or(rest);
             let (generation, nonce) = rest.split_once('-')?;
-            let is_nonce = nonce.len() == 16 && nonce.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-            written(generation).filter(|generation| is_nonce && is_reached(*generation))?;
+            written(generation).filter(|generation| is_reached(*generation))?;
+            (nonce.len() == 16 && is_hex(nonce)).then_some(())?;
             written(batch).filter(|batch| i64::try_from(*batch).is_ok())
         };
         match kind {
@@ -401,9 +401,11 @@ impl Named {
             "manifest" => of_batch(rest).map(|batch| Named::Manifest { batch }),
             "shown" => of_batch(rest).map(|batch| Named::Shown { batch }),
             "data" => {
-                let mut numbers = rest.split('-').map(|part| part.parse().ok());
-                let (generation, epoch) = (numbers.next()??, numbers.next()??);
-                is_reached(generation).then_some(Named::Data { generation, epoch })
+                let (generation, rest) = rest.split_once('-')?;
+                let (epoch, unique) = rest.split_once('-')?;
+                let (generation, epoch) = (written(generation)?, written(epoch)?);
+                let is_unique = (1..=32).contains(&unique.len()) && is_hex(unique);
+                (is_unique && is_reached(generation)).then_some(Named::Data { generation, epoch })
             }
             _ => None,
         }
@@ -426,6 +428,10 @@ impl Named {
     pub fn is_read(self) -> bool {
         !matches!(self, Named::Data { .. })
     }
+}
+
+fn is_hex(word: &str) -> bool {
+    word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// A number as names have it.
@@ -660,12 +666,13 @@ mod tests {
         let name = manifest(4, 1, 2).name();
         assert_eq!(Named::parse(&name), Some(Named::Manifest { batch: 4 }));
         assert_eq!(Named::parse(&Claim::name(3)), Some(Named::Claim { number: 3 }));
-        assert_eq!(Named::parse("data-007-5-0a"), Some(Named::Data { generation: 7, epoch: 5 }));
+        let data = format!("data-{:020}-{:020}-{:032x}", 7, 5, 10);
+        assert_eq!(Named::parse(&data), Some(Named::Data { generation: 7, epoch: 5 }));
         let finished = Manifest { finished: true, ..manifest(4, 1, 2) }.name();
         for (part, generation, epoch) in [
             (format!(".{name}.0f"), 2, 4),
             (format!(".{finished}.0f"), 2, 4),
-            (".data-007-5-0a.0f".to_owned(), 7, 5),
+            (format!(".{data}.0f"), 7, 5),
             (format!(".{}.0f", Claim::name(3)), 3 << 32, 0),
         ] {
             assert_eq!(Named::parse(&part), Some(Named::Data { generation, epoch }), "{part}");
@@ -674,11 +681,14 @@ mod tests {
         assert_eq!(Named::parse(&shown.name()), Some(Named::Shown { batch: 4 }));
         let part = Named::parse(&format!(".{}.0f", shown.name()));
         assert_eq!(part, Some(Named::Data { generation: 2, epoch: 4 }));
-        for foreign in ["", ".", ".crc", "data", "data-x-1-0", "claim-", "metadata", ".metadata.crc"] {
+        let foreign = ["", ".", ".crc", "data", "data-x-1-0", "claim-", "metadata", ".metadata.crc"];
+        let dated =
+            ["data-2024-10", "data-2024-10-31", "data-2024-10-31.csv", "data-7-1-0a", "data-20241031120000-1-a"];
+        for foreign in foreign.into_iter().chain(dated) {
             assert_eq!(Named::parse(foreign), None, "{foreign}");
         }
         // What people and programs make beside them.
-        for one in [name, finished, Claim::name(3), self::shown(4, 2).name()] {
+        for one in [name, finished, Claim::name(3), self::shown(4, 2).name(), data] {
             for stray in [format!("{one}.bak"), format!("{one}-copy"), format!("{one} (1)"), one.replacen('0', "", 1)] {
                 assert_eq!(Named::parse(&stray), None, "{stray}");
             }

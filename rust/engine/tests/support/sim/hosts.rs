@@ -422,7 +422,7 @@ impl World {
         let delay = self.store_delay(60);
         // Two writes of one record may be under way at once: each has a name of its own.
         let own = if planted("a record has one name") { 0 } else { ticket };
-        let name = format!("data-{generation:020}-{epoch}-{}-{own}", member.0);
+        let name = format!("data-{generation:020}-{epoch:020}-{:08x}{own:08x}", member.0);
         if self.dice.once_in(self.scenario.slow) {
             // It is given up, and arrives all the same, or in part.
             let (late, whole) = (name.clone(), self.dice.once_in(2));
@@ -472,13 +472,13 @@ impl World {
             Ok(parts) => parts,
             Err(failure) => return self.tell_member(member, MemberEvent::Stored { ticket, outcome: Err(failure) }),
         };
-        let name = format!("data-{generation:020}-{epoch}-merged{ticket}");
+        let name = format!("data-{generation:020}-{epoch:020}-{ticket:08x}");
         let part = format!(".{name}.{ticket:x}");
         let [bytes, rest @ ..] = &parts[..] else { unreachable!("there is one") };
         self.storage.files.insert(part.clone(), bytes[..bytes.len() / 2].to_vec());
         // One of several is whole while the next is written.
         for (number, bytes) in (1..).zip(rest) {
-            self.storage.put(format!("{name}-{number}"), bytes.clone(), epoch, generation);
+            self.storage.put(format!("{name}{number}"), bytes.clone(), epoch, generation);
         }
         let delay = self.dice.between(1, self.scenario.merge_ms);
         self.after(delay, move |world| {
@@ -487,7 +487,7 @@ impl World {
             }
             let outcome = match world.storage.files.remove(&part) {
                 Some(_) => {
-                    let name = |number| if number == 0 { name.clone() } else { format!("{name}-{number}") };
+                    let name = |number| if number == 0 { name.clone() } else { format!("{name}{number}") };
                     let put = |(number, bytes)| world.storage.put(name(number), bytes, epoch, generation);
                     Ok((0..).zip(parts).map(put).collect())
                 }
