@@ -10,7 +10,6 @@ Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; sect
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._options import whole, yes_or_no
+from penstock._stderr import say
 from penstock.errors import ConfigError
 
 __all__ = [
@@ -187,10 +187,10 @@ def follow(ended: Callable[[float], bool], timeout: Timeout | None, progress: bo
             if progress:
                 shown = True
                 text = f"\rmoving {bins()} bins: {time.monotonic() - began:.1f} s"
-                print(text, end="", file=sys.stderr, flush=True)
+                say(text, end="")
     finally:
         if shown:
-            print(file=sys.stderr, flush=True)
+            say()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Owns: the handle, its wait and its line of progress. Who comes and goes when, an
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._options import yes_or_no
+from penstock._stderr import say
 
 __all__ = ["LocalRescale", "Rescale", "RescaleProgress", "RescaleReport"]
 
@@ -81,6 +81,7 @@ class Rescale:
 
     @property
     def done(self) -> bool:
+        """Whether it has ended, however that was."""
         return self._over.is_set()
 
     @property
@@ -128,13 +129,13 @@ class Rescale:
                     self._require_outside()
                     if progress:
                         text = f"{self._line()}: {time.monotonic() - began:.1f} s"
-                        print(f"\r{text:<{shown}}", end="", file=sys.stderr, flush=True)
+                        say(f"\r{text:<{shown}}", end="")
                         shown = len(text)
                     if deadline is not None and time.monotonic() >= deadline:
                         raise TimeoutError(f"the rescale still runs after {seconds:g} s: {self._line()}")
         finally:
             if shown:
-                print(file=sys.stderr, flush=True)
+                say()
         if self.error is not None:
             raise self.error
         return self.progress.members

@@ -44,8 +44,8 @@ from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
 from penstock.spark._engine.queries import Queries
+from penstock.spark._engine.query import Query, called
 from penstock.spark._engine.query import _kind as kind_of
-from penstock.spark._engine.query import called
 from penstock.spark._engine.residents import ResidentTask, require_lasting
 from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
@@ -201,6 +201,51 @@ def test_other_credentials_are_another_life_of_a_query() -> None:
         of("q", "s3://OTHER:SECRET@bucket/y")
     with pytest.raises(EngineError, match=r"is at s3://\.\.\.@bucket/x: give query other a checkpoint of its own"):
         of("other", "s3://ONE:SECRET@bucket/x")
+
+
+def test_a_batch_is_not_told_to_have_failed_by_what_an_earlier_attempt_raised() -> None:
+    """Fed again, and served; then a worker goes before its state is written."""
+    lost = {"error": {"Sink": {"epoch": 0}}, "text": "the sink failed for epoch 0: a member was lost"}
+    answers = {"Batch": [("Feed", {"ticket": 1}), ("Feed", {"ticket": 2}), ("Sink", {"ticket": 3}), ("Fail", lost)]}
+
+    def post(event: Any) -> None:
+        left = answers["Batch"]
+        query.tell(*left.pop(0))
+
+    hub = SimpleNamespace(wait_for=lambda ready, check: ready(), wake=lambda: None)
+    setup: Any = SimpleNamespace(hub=hub, executor=SimpleNamespace(post=post), engine="e")
+    program: Any = SimpleNamespace()
+    query = Query(setup, program, "q", "q", Stream(None), None)
+
+    def feed(facts: Any) -> Any:
+        if facts["ticket"] == 1:
+            raise ConnectionError("member 1: connection refused")
+        return "Fed"
+
+    with pytest.raises(EngineError, match=r"^query q of engine e: the sink failed for epoch 0: a member was lost$"):
+        query._call("Batch", {"Feed": feed, "Sink": lambda facts: "Sunk"}, lambda: None)
+
+
+def test_what_goes_beside_the_end_counts_once_however_often_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker goes before its files are written, or a part of the results is gone when they are asked for again."""
+    counted: list[Any] = []
+    kinds: Any = SimpleNamespace(sides={"bad": None})
+    setup: Any = SimpleNamespace(hub=SimpleNamespace(known=lambda member: SimpleNamespace(address="a:1")))
+    setup.journal = SimpleNamespace(beside=lambda *told: counted.append(told))
+    setup.executor = SimpleNamespace(facts=lambda query: {"finished": True})
+    query = Query(setup, SimpleNamespace(kinds=kinds), "q", "q", Stream(None), None)  # type: ignore[arg-type]
+    piece = {"member": 1, "number": 0, "rows": 3, "late_rows": 2, "side_rows": [5]}
+
+    def call(asked: Any, work: Any, check: Any, program: Any) -> None:
+        for ticket in (1, 2):
+            work["Sink"]({"ticket": ticket, "epoch": 7, "pieces": [piece]})
+
+    monkeypatch.setattr(query, "_call", call)
+    monkeypatch.setattr(query, "_frame", lambda *of: "rows")
+    monkeypatch.setattr("penstock.spark._engine.query.require", lambda *of: None)
+    for _ in range(2):
+        assert query.finish(None, lambda: None) == "rows"  # type: ignore[arg-type,comparison-overlap]
+    assert counted == [("q", 2, {"bad": 5})]
 
 
 @pytest.mark.parametrize(

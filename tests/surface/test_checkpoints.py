@@ -167,6 +167,25 @@ def test_nothing_is_deleted_once_the_checkpoint_is_read_again_or_the_engine_has_
         assert sorted(store.files) == ["b", "c"] and one.checkpoints._deleting == {}
 
 
+def test_where_the_system_gives_no_thread_the_store_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine was over with all its state, at a limit that holds for a moment."""
+    store = Shared()
+    one = Protocol(store, 11)
+    store.files["old"] = b""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda self: refuse())
+
+        def refuse() -> None:
+            raise RuntimeError("can't start new thread")
+
+        none = {"Err": {"Unavailable": "mem://checkpoint: can't start new thread"}}
+        assert one.claim(1) == one.newest() == none
+        _, what, error = one.ask_aside("Delete", names=["old"])
+        assert what == "deletes" and str(error) == "can't start new thread"
+    assert store.files == {"old": b""} and one.checkpoints._deleting == {}
+    assert one.ask_aside("Delete", names=["old"])[2] is None and one.claim(1) == {"Ok": {"Claimed": True}}
+
+
 def test_of_many_manifests_those_are_read_that_are_asked_for() -> None:
     """There are many where many are kept, and where the store does not let any be deleted."""
 

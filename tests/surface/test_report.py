@@ -208,6 +208,12 @@ def test_one_move_of_two_queries_is_one_migration_in_the_picture() -> None:
     ]
 
 
+def test_the_epochs_of_however_many_queries_are_in_the_picture() -> None:
+    queries = [f"q{number:02}" for number in range(12)]
+    run = Timeline(epochs=[Epoch(at, T0 + at, 0.5, 10, query) for at in range(3) for query in queries])
+    assert [query for query in queries if f"epoch of {query}" not in page(run)] == []
+
+
 def test_a_part_of_a_run_begins_at_its_moment() -> None:
     timeline = sample()
     begin = timeline.span[0]

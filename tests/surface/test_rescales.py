@@ -20,11 +20,14 @@ def made() -> Any:
     """Makes the rescales of an engine with one member, to which no other comes."""
     executors = []
 
+    def missing() -> str:
+        return "resident 1 (last one: refused)"
+
     def make(start_ms: int, calling: Any = lambda: None) -> tuple[Executor, Rescales]:
         executor = Executor("rescales", {"workers": 1, "start_ms": start_ms})
         executor.perform(StartResident=lambda facts: None, RetireResident=lambda facts: None)
         hub = Hub("127.0.0.1", 0, None, Secret.random("auto"), "rescales")
-        rescales = Rescales(executor, 1, {"q": "query"}.get, calling, Recorder(hub, "rescales", {}.get))
+        rescales = Rescales(executor, 1, {"q": "query"}.get, calling, Recorder(hub, "rescales", {}.get), missing)
         executor.start()
         executor.ask({"MemberUp": {"slot": 0, "member": 1, "executor": "only", "executors": 1}})
         executors.append((executor, hub))
@@ -40,8 +43,9 @@ def test_slots_that_come_too_late_are_not_held_whatever_the_order_of_threads(mad
     executor, rescales = made(0)
     held = []
     executor.watch(lambda event, effects: held.append(rescales.workers))
-    with pytest.raises(SlotsError, match="2 of 3"):
-        rescales.ask(3, 5, "").wait(60)
+    told = r"3\): 2 of 3 workers have not come in 0 s \(start_timeout\): resident 1 \(last one: refused\); few$"
+    with pytest.raises(SlotsError, match=told):
+        rescales.ask(3, 5, "few").wait(60)
     assert 3 in held and rescales.workers == 1
     # What is refused has changed nothing.
     with pytest.raises(SlotsError):

@@ -256,6 +256,24 @@ def test_who_is_told_that_a_rescale_is_done_finds_all_members(engine: Engine) ->
     assert seen == [2]
 
 
+def test_a_resident_comes_though_the_connection_to_spark_broke_before_its_job(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt within a call of the JVM costs all threads theirs."""
+    left = [None]
+
+    def conf() -> Any:
+        if left:
+            left.pop()
+            raise ConnectionError("Answer from Java side is empty")
+        return {}
+
+    monkeypatch.setattr(engine.context, "getConf", conf)
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    wait_for(lambda: len(engine.residents.members) == 2, what="the second resident")
+    assert left == []
+
+
 def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,6 +310,7 @@ class Engine:
             self._ended.close,
             self._end_commits,
             self._end_decommissions,
+            self._keep_residents,
         )
         for end in (*looking, self._end_executor, self._end_autobalance, self._end_residents, self._end_hub):
             for _ in range(2):
@@ -343,6 +344,10 @@ class Engine:
     def _end_executor(self) -> None:
         if self._executor is not None:
             self._executor.close()
+
+    def _keep_residents(self) -> None:
+        if self._residents is not None:
+            self._residents.begin_to_close()
 
     def _end_residents(self) -> None:
         if self._residents is not None:
@@ -435,7 +440,14 @@ class Engine:
         )
         Checkpoints(executor, queries.storage, hub.address, nonce, journal.aside)
         self._queries.attach(executor)
-        self._rescales = Rescales(executor, self.workers, self._queries.name_of, self._queries.calling, self._recorder)
+        self._rescales = Rescales(
+            executor,
+            self.workers,
+            self._queries.name_of,
+            self._queries.calling,
+            self._recorder,
+            self._residents.missing,
+        )
         self._commits = Commits(self._spark, self.name, executor, lambda one: self._queries.get(one) is not None)
         self._setup = Setup(
             hub=hub,
@@ -1015,6 +1027,8 @@ class Engine:
         if count is None:
             raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {most}")
         assert self._rescales is not None
+        if count > self.workers:
+            require_files(count, self.workers)
         free, setting = free_slots(self._spark.sparkContext, count - self.workers)
         return self._rescales.ask(count, most if free is None else min(most, free), setting)
 

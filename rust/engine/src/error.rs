@@ -283,8 +283,8 @@ pub enum EngineError {
         /// And could have besides.
         free: u32,
     },
-    /// Slots that were promised and did not come.
-    #[error("rescale({wanted}): {missing} of {wanted} workers have got no task slot in {} s", .waited_ms / 1_000)]
+    /// Members that were asked for and did not come.
+    #[error("rescale({wanted}): {missing} of {wanted} workers have not come in {} s", .waited_ms / 1_000)]
     SlotsLate {
         /// So many have none.
         missing: u32,

@@ -614,6 +614,11 @@ pub enum Wait {
         /// Of which query.
         query: QueryId,
     },
+    /// A query whose end broke off, and may be durable: it has to be asked for again, or the query dropped.
+    Finish {
+        /// Of which query.
+        query: QueryId,
+    },
 }
 
 /// What an engine asks for.

@@ -88,7 +88,17 @@ class Checkpoints:
         def begin(facts: Mapping[str, Any]) -> None:
             storage = self._storage(facts["query"])
             name = f"penstock-checkpoint-{what}"
-            threading.Thread(target=self._do, args=(what, work, storage, facts), name=name, daemon=True).start()
+            if what == "deletes":
+                # Here, so that whoever reads behind it finds it.
+                deletion = threading.Event(), threading.Event()
+                facts = {**facts, "deletion": deletion}
+                with self._lock:
+                    self._deleting[facts["query"]] = deletion
+            try:
+                threading.Thread(target=self._do, args=(what, work, storage, facts), name=name, daemon=True).start()
+            except RuntimeError as error:
+                # The system gives none at the moment: as if the store had not been there.
+                self._done(what, storage, facts, {"Err": {"Unavailable": f"{shown(storage.url)}: {error}"}}, error)
 
         return begin
 
@@ -109,6 +119,16 @@ class Checkpoints:
             outcome = {"Err": {"Unavailable": f"{shown(storage.url)}: {text}"}}
             if not isinstance(error, OSError):
                 log.info("checkpoint %s: %s", shown(storage.url), text, exc_info=failed is error)
+        self._done(what, storage, facts, outcome, failed)
+
+    def _done(
+        self, what: str, storage: Storage, facts: Mapping[str, Any], outcome: Any, failed: Exception | None
+    ) -> None:
+        if what == "deletes":
+            with self._lock:
+                if self._deleting.get(facts["query"]) is facts["deletion"]:
+                    del self._deleting[facts["query"]]
+            facts["deletion"][1].set()
         if what in ("notes", "deletes"):
             self._told(facts["query"], what, failed)
         if "ticket" in facts:
@@ -202,16 +222,8 @@ class Checkpoints:
         storage.write(name, [content])
 
     def _delete(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
-        ending, ended = threading.Event(), threading.Event()
-        with self._lock:
-            self._deleting[facts["query"]] = ending, ended
-        try:
-            storage.delete(takewhile(lambda _: not (ending.is_set() or self._executor.closed), facts["names"]))
-        finally:
-            with self._lock:
-                if self._deleting.get(facts["query"]) == (ending, ended):
-                    del self._deleting[facts["query"]]
-            ended.set()
+        ending, _ = facts["deletion"]
+        storage.delete(takewhile(lambda _: not (ending.is_set() or self._executor.closed), facts["names"]))
         return "Deleted"
 
 

@@ -124,6 +124,8 @@ class _Waiting:
     #: What went wrong at members and in Spark, until the protocol says what becomes of it.
     failures: list[Failure] = field(default_factory=list)
     raised: BaseException | None = None
+    #: The engine cannot go on.
+    broken: BaseException | None = None
     over: bool = False
 
 
@@ -189,6 +191,8 @@ class Query:
         self._shortcut = feeds.Shortcut()
         #: What its final epoch gave, of one that ran here.
         self._rest: tuple[int, tuple[drains.Piece, ...], tuple[drains.Piece, ...]] | None = None
+        #: Whether what went beside the end is in the counters.
+        self._rest_counts = False
         self._dropped: Mapping[str, Any] | None = None
         self._over = False
         #: What of the Spark query is guessed, as far as that was said.
@@ -388,18 +392,23 @@ class Query:
     def finish(self, session: SparkSession, check: Check, sides: Sides | None = None) -> DataFrame:
         """Run the final epoch, with the watermark at infinity, and return what it gives beside what `sides` take."""
         require(None, sides, self.program.kinds, "(DataFrame, batch id)", "df, batch_id")
+        counts: list[tuple[int, Mapping[str, int]]] = []
         with self._taking_turn(check):
 
             def keep(facts: Mapping[str, Any]) -> Event:
                 pieces = facts["pieces"]
                 beside = self._pieces(pieces, _beside_rows)
                 self._rest = (facts["epoch"], self._pieces(pieces, _output_rows), beside)
-                self._setup.journal.beside(self.id, *self._beside(pieces))
+                counts[:] = [self._beside(pieces)]
                 return _ended("Sunk", facts)
 
             committed = None if self.storage is None else self._stream.committed()
             asked = {"query": self.id, "clock_ms": int(time.time() * 1_000), "committed": committed}
             self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
+            # Of the attempt that stands, and once: what is given once more counts no more.
+            if counts and not self._rest_counts:
+                self._rest_counts = True
+                self._setup.journal.beside(self.id, *counts[0])
             if self._rest is None and self.finished:
                 raise EngineError(
                     f"query {self.called} was finished by an engine before this one: what came out went to"
@@ -523,7 +532,7 @@ class Query:
     def fail(self, error: EngineError) -> None:
         """The engine cannot go on."""
         if self._waiting is not None:
-            self._waiting.raised = error
+            self._waiting.broken = error
             self._waiting.inbox.append(("Broken", {}))
         self._hub.wake()
 
@@ -570,6 +579,8 @@ class Query:
                     waiting.over = True
                     self._end(effect, facts, waiting, before)
                     return
+                # What became of an earlier attempt is not why the call ends.
+                waiting.raised = None
                 try:
                     ended = work[effect](facts)
                 except Exception as error:
@@ -655,8 +666,8 @@ class Query:
         if effect == "Complete":
             return
         if effect == "Broken":
-            assert waiting.raised is not None
-            raise waiting.raised
+            assert waiting.broken is not None
+            raise waiting.broken
         error, text = facts["error"], facts["text"]
         kind = error if isinstance(error, str) else next(iter(error))
         told = {} if isinstance(error, str) else error[kind]

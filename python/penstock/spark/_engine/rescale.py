@@ -45,6 +45,8 @@ class Rescale(_rescale.Rescale):
         self._before = 0
         #: What bounds the task slots.
         self._setting = setting
+        #: Who had not come when it was given up.
+        self._late = ""
 
     def _require_outside(self) -> None:
         if not self.done:
@@ -66,6 +68,8 @@ class Rescales:
         The id of the query in whose call the thread that asks is, its sink's for example; None for others.
     recorder : Recorder
         Hears of those that have ended.
+    missing : callable
+        Who has not come, and what is known of why, for people.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Rescales:
         name_of: Callable[[str], str | None],
         calling: Callable[[], str | None],
         recorder: Recorder,
+        missing: Callable[[], str],
     ) -> None:
         self._executor = executor
         #: Members that there are, or are to be where these are more.
@@ -82,6 +87,7 @@ class Rescales:
         self._name_of = name_of
         self._calling = calling
         self._recorder = recorder
+        self._missing = missing
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Rescale] = {}
@@ -156,14 +162,21 @@ class Rescales:
             "Moves": f"bins of query {name}",
             "Commit": f"the commit or the next batch of query {name}",
             "Batch": f"the next batch of query {name}",
+            "Finish": f"the end of query {name}, which broke off: call finish() again, or engine.drop it",
             "Restart": f"query {name}, whose last batch failed or was not committed: start it again, or engine.drop it",
         }[kind]
 
     # In the executor's thread
 
     def _see(self, event: Event, effects: Sequence[Event]) -> None:
-        """The protocol has heard of a rescale: the slots of those that are to come are held from now on."""
+        """The protocol has heard of a rescale: the slots of those that are to come are held from now on. Or it gives
+        slots up: who is late is known as long as they are there."""
         if not isinstance(event, Mapping) or "Rescale" not in event:
+            if any(isinstance(effect, Mapping) and "RetireResident" in effect for effect in effects):
+                with self._lock:
+                    handles = list(self._open.values())
+                for handle in handles:
+                    handle._late = handle._late or self._missing()
             return
         facts = event["Rescale"]
         for effect in effects:
@@ -187,11 +200,12 @@ class Rescales:
         error = facts["outcome"]["Err"]
         name = error if isinstance(error, str) else next(iter(error))
         text = facts["text"]
+        if name == "SlotsLate":
+            text = f"{text} (start_timeout)" + (f": {handle._late}" if handle._late else "")
+            self.workers = handle._before
         if name in ("NoSlots", "SlotsLate") and handle._setting:
             # The last part is what people can change.
-            text = f"{text}{' (start_timeout)' if name == 'SlotsLate' else ''}; {handle._setting}"
-        if name == "SlotsLate":
-            self.workers = handle._before
+            text = f"{text}; {handle._setting}"
         kinds = {"NoSlots": SlotsError, "SlotsLate": SlotsError, "Refused": ConfigError}
         handle._end(kinds.get(name, EngineError)(text))
 

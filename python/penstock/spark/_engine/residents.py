@@ -339,9 +339,13 @@ class Residents:
         """Wait until every slot has a member; see `Hub.wait_for`."""
         return self._hub.wait_for(lambda: self.complete, check, timeout)
 
+    def begin_to_close(self) -> None:
+        """From now on nobody comes, and who goes is waited for in `close`: no thread begins."""
+        self._closing.set()
+
     def close(self) -> None:
         """End all members and jobs; waits until they have ended."""
-        self._closing.set()
+        self.begin_to_close()
         with self._lock:
             seats = [*self._seats.values(), *self._former]
         for seat in seats:
@@ -374,22 +378,10 @@ class Residents:
 
     def _reside(self, seat: _Resident) -> None:
         pause = _PAUSE_S[0]
-        hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
-        memory, folders = self._staging
-        task = ResidentTask(
-            self._hub.address,
-            self._secret.member(seat.slot),
-            self._name,
-            seat.slot,
-            self._silence,
-            memory,
-            hints,
-            folders,
-        )
         while not seat.retired.is_set():
             began = time.monotonic()
             tries = seat.tries
-            seat.last = self._serve(seat, task)
+            seat.last = self._serve(seat)
             if seat.retired.is_set() or self._sc._jsc is None:
                 return
             elsewhere = seat.tries > tries  # sent to look for a better place
@@ -401,11 +393,26 @@ class Residents:
             seat.retired.wait(pause)
             pause = min(2 * pause, _PAUSE_S[1])
 
-    def _serve(self, seat: _Resident, task: ResidentTask) -> str:
+    def _task(self, seat: _Resident) -> ResidentTask:
+        hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
+        memory, folders = self._staging
+        return ResidentTask(
+            self._hub.address,
+            self._secret.member(seat.slot),
+            self._name,
+            seat.slot,
+            self._silence,
+            memory,
+            hints,
+            folders,
+        )
+
+    def _serve(self, seat: _Resident) -> str:
         """Run one resident job to its end; says why it ended."""
         seat.since = time.monotonic()
         seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
         try:
+            task = self._task(seat)
             rows = self._sc.parallelize([seat.slot], 1).mapPartitions(task)
             return ", ".join(self._outcome(rows, self._submit(seat, rows._jrdd))) or "no reason"
         except Exception as error:

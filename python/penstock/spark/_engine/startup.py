@@ -13,12 +13,12 @@ import contextlib
 import ipaddress
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock._stderr import say
 from penstock.errors import EngineError
 from penstock.spark._engine import preflight
 from penstock.spark._engine.hub import Hub, Member
@@ -183,7 +183,7 @@ class Startup:
         self._next = now + min(_TELL_S[1], now - self._since)
         waited = now - self._since
         text = waits(what, waited, self._timeout - (self._since - self._began), self._busy(), _ADVICE)
-        print(f"penstock {self._name}: {text}", file=sys.stderr, flush=True)
+        say(f"penstock {self._name}: {text}")
         told: dict[str, Any] = {"members": members, "workers": self._workers, "seconds": waited, "reason": what}
         tell(log, logging.INFO, "start waits", engine=self._name, **told)
 

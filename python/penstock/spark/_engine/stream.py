@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock._storage import below, open_storage, with_settings
+from penstock.errors import ConfigError
 from penstock.spark._engine.progress import StreamFacts
 
 __all__ = ["Stream"]
@@ -104,7 +105,8 @@ class Stream:
             return told
         root: Any = self._facts.checkpoint_root()
         if root is not None:
-            with suppress(OSError):
-                batches = [int(name) for name, _ in open_storage(self.folder(root, "commits")).list() if name.isdigit()]
-                return max(batches, default=None)
+            # Spark may keep it where nothing here can look.
+            with suppress(OSError, ConfigError):
+                names = [name for name, _ in open_storage(self.folder(root, "commits")).list()]
+                return max((int(name) for name in names if name.isdecimal() and name.isascii()), default=None)
         return self._returned

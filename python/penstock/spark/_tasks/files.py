@@ -29,13 +29,15 @@ def allow_files() -> None:
     allow_descriptors(_MOST_WORKERS)
 
 
-def require_files(workers: int) -> None:
+def require_files(workers: int, there: int = 0) -> None:
     """Raise the limit on open files of the driver, or refuse workers for which there are too few.
 
     Parameters
     ----------
     workers : int
         How many there are to be.
+    there : int, default 0
+        How many of them are there, with their connections.
 
     Raises
     ------
@@ -43,10 +45,10 @@ def require_files(workers: int) -> None:
         When the hard limit leaves no room for their connections.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    there = len(os.listdir("/dev/fd")) + _SPARE
-    wanted = there + _FILES * workers
+    others = len(os.listdir("/dev/fd")) + _SPARE - _FILES * there
+    wanted = others + _FILES * workers
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        most = (hard - there) // _FILES
+        most = (hard - others) // _FILES
         fewer = f"ask for {most} at most, or " if most > 0 else ""
         raise ConfigError(
             f"workers={workers}: their connections need {wanted} open files in the driver, and the hard limit of this"

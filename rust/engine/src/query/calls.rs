@@ -167,6 +167,7 @@ impl Query {
             view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
             if call.what == What::Finish && self.status != Status::Finished {
                 (self.status, self.ends_again) = (Status::Finished, false);
+                "the query is finished".clone_into(&mut self.trouble);
                 self.give_up_moves(view);
                 for member in self.members.clone() {
                     self.tell(member, Request::Conclude, view);
@@ -178,7 +179,13 @@ impl Query {
                 }
             }
         }
-        self.go_on(view);
+        // What waited for a generation that has not begun is told so.
+        self.next_turn(view);
+        match call.what == What::Regroup && self.next.is_none() {
+            // Who came or is to go meanwhile has not been taken in: no batch need come.
+            true => self.regroup(view),
+            false => self.go_on(view),
+        }
     }
 
     /// Takes away what waits for the end of a regroup; its epoch.
@@ -203,13 +210,20 @@ impl Query {
 
     /// The state is no longer ours.
     fn lose(&mut self, error: &EngineError, view: &mut View<'_>) {
+        self.trouble = match error {
+            // It is told in such an error again.
+            EngineError::StateLost { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
         self.start_over(view);
-        self.trouble = error.to_string();
         self.status = if matches!(error, EngineError::Fenced { .. }) { Status::Fresh } else { Status::Lost };
     }
 
     /// Forgets everything here and at the members: what is durable is read again.
     pub(super) fn start_over(&mut self, view: &mut View<'_>) {
+        if self.trouble.is_empty() {
+            "its state is read again".clone_into(&mut self.trouble);
+        }
         self.give_up_moves(view);
         for member in std::mem::take(&mut self.members) {
             if view.roster.alive(member) {

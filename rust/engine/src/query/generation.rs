@@ -26,6 +26,9 @@ impl Query {
     /// Ends the present generation and begins the next, for the epoch of the call.
     pub(super) fn begin_generation(&mut self, view: &mut View<'_>) {
         self.forget_questions();
+        if self.status == Status::Running {
+            "its workers change".clone_into(&mut self.trouble);
+        }
         self.cut_off(view);
         self.merged = None;
         // A merge of an ended generation is not used, and who was asked for it may be gone.

@@ -85,9 +85,10 @@ impl Query {
         }
     }
 
-    /// Whether a generation is being begun: what is asked for meanwhile takes its turn then.
+    /// Whether a generation is being begun: what is asked for meanwhile takes its turn then. While the sink has the results of one that is broken
+    /// none is: a sink that waited for it would wait for itself.
     fn begins(&self) -> bool {
-        self.status == Status::Broken && self.call.is_some()
+        self.status == Status::Broken && self.call.as_ref().is_some_and(|call| !matches!(call.phase, Phase::Serving(_)))
     }
 
     /// Begins the next migration that has something to move, when none is under way; refuses all where none can be.
@@ -611,6 +612,7 @@ impl Query {
             }
             None if self.moves() => Some(Wait::Moves { query: query() }),
             None => match &self.frozen {
+                Some(frozen) if self.rests && frozen.finish && frozen.sealing => Some(Wait::Finish { query: query() }),
                 _ if self.rests && !self.is_proven() => Some(Wait::Restart { query: query() }),
                 Some(frozen) if frozen.returned && !frozen.finish => {
                     Some(Wait::Commit { query: query(), epoch: frozen.at.epoch.unwrap_or(0) })

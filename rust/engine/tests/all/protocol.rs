@@ -1824,7 +1824,7 @@ fn what_came_of_the_end_of_the_input_is_not_given_up() {
     script.done.clear();
     script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
     assert_eq!(requests(&script.done), [""; 0]);
-    assert_eq!(script.engine.rescaling().expect("it runs").waits, [Wait::Restart { query: QUERY.into() }]);
+    assert_eq!(script.engine.rescaling().expect("it runs").waits, [Wait::Finish { query: QUERY.into() }]);
     assert!(completes(&script.finish(Some(0)), 1));
     assert!(script.engine.rescaling().is_none());
 }
@@ -1889,6 +1889,105 @@ fn a_rescale_that_is_cancelled_waits_for_nobody_who_is_missing() {
     script.done.clear();
     script.hear(Event::Rescale { handle: 2, workers: 1, free: 0 });
     assert!(script.done.contains(&retire(0)), "the one that nobody serves: {:?}", script.done);
+}
+
+/// Between two batches there may be no further one: whatever comes while workers begin is looked at when they have begun.
+#[test]
+fn who_comes_or_is_to_go_while_workers_begin_waits_for_no_batch() {
+    let up = |slot: u32| {
+        let (member, executor) = (MemberId(u64::from(slot) + 1), format!("executor {slot}"));
+        Event::MemberUp { slot, member, executor, executors: 9 }
+    };
+    let begins = |mut script: Script, workers: u32| {
+        script.batch(0);
+        script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+        script.hear(Event::Rescale { handle: 1, workers, free: 9 });
+        script.hold = vec!["Start"];
+        script.hear(up(script.engine.facts(QUERY).unwrap().workers));
+        script
+    };
+    let goes_on = |mut script: Script| {
+        script.hold.clear();
+        while !script.held.is_empty() {
+            script.let_go();
+        }
+        assert_eq!(script.engine.rescaling(), None, "{:?}", script.done);
+        script
+    };
+    // One who comes; no bins move for it.
+    let mut stateless = Script::new(1);
+    stateless.program.plan.operators.clear();
+    stateless.open();
+    let mut script = begins(stateless, 3);
+    script.hear(up(2));
+    assert_eq!(goes_on(script).engine.facts(QUERY).unwrap().workers, 3);
+    // One who is to go again.
+    for script in [Script::new(2), Script::durable(2)] {
+        let mut script = begins(script, 3);
+        script.hear(Event::CancelRescale { handle: 1 });
+        assert!(!script.done.contains(&Effect::RetireResident { slot: 2 }));
+        let mut script = goes_on(script);
+        assert!(script.done.contains(&Effect::RetireResident { slot: 2 }), "{:?}", script.done);
+        assert!(completes(&script.batch(1), 1));
+    }
+}
+
+/// A sink may wait for what it asks for, and what it is called with is of a generation that is over.
+#[test]
+fn nothing_waits_for_the_generation_behind_a_sink() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    script.done.clear();
+    script.migrate(1, Wish::Moves(vec![(Range::new(0, 2).unwrap(), 0)]), 1);
+    let told = "the query goes back to its last completed epoch at the next batch: its bins cannot move now";
+    assert_eq!(script.moved(), [(1, Err(told.to_owned()))].into());
+    script.hold.clear();
+    script.sunk();
+    assert!(completes(&script.done, 1));
+}
+
+#[test]
+fn what_ends_a_migration_is_told() {
+    let wish = || Wish::Moves(vec![(Range::new(0, 2).unwrap(), 1)]);
+    // The end of the query.
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.batch(1);
+    script.prepare(&[(1, QUERY, wish())], 1, Some(100));
+    script.hear(Event::Finish { query: QUERY.into(), clock_ms: 0, committed: Some(1) });
+    assert_eq!(script.moved()[&1], Err("the migration was cut off: the query is finished".to_owned()));
+    // Who joins, when the next batch comes.
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hold = vec!["Migrate"];
+    script.migrate(2, wish(), 1);
+    script.hear(Event::Rescale { handle: 9, workers: 3, free: 5 });
+    script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 3 });
+    script.hear(Event::Batch { query: QUERY.into(), epoch: 1, clock_ms: 0, planned_ms: None, committed: Some(0) });
+    assert_eq!(script.moved()[&2], Err("the migration was cut off: its workers change".to_owned()));
+}
+
+/// However often a query whose state is lost is started again.
+#[test]
+fn the_reason_of_a_loss_stays_as_it_is() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.batch(1);
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    script.hold = vec!["Stop"];
+    let mut told = BTreeSet::new();
+    for _ in 0..3 {
+        script.hear(Event::Batch { query: QUERY.into(), epoch: 2, clock_ms: 0, planned_ms: None, committed: Some(1) });
+        while let Some((ticket, ..)) = script.held.pop() {
+            script.hear(Event::Answer { ticket, answer: Ok(Answer::Inventory(Ranges::new())) });
+        }
+        script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
+        told.extend(script.errors().iter().map(ToString::to_string));
+    }
+    assert_eq!(told.len(), 1, "{told:#?}");
 }
 
 #[test]
@@ -1956,7 +2055,7 @@ fn a_rescale_whose_slots_do_not_come_goes_back_and_says_so() {
     script.hear(Event::Timer { ticket });
     assert_eq!(script.done[..2], [1, 2].map(|slot| Effect::RetireResident { slot }), "both, also who has come");
     let late = EngineError::SlotsLate { missing: 1, wanted: 3, waited_ms: 300_000 };
-    assert_eq!(late.to_string(), "rescale(3): 1 of 3 workers have got no task slot in 300 s");
+    assert_eq!(late.to_string(), "rescale(3): 1 of 3 workers have not come in 300 s");
     assert_eq!(script.done[2], Effect::Rescaled { handle: 1, outcome: Err(late), moved: 0 });
     assert!(script.engine.rescaling().is_none() && completes(&script.batch(1), 1));
     // One that has its members is not late, however long its bins take; nor one that gives slots up.
