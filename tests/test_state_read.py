@@ -603,6 +603,24 @@ def changes(states: dict[Any, Any]) -> list[tuple[bytes, bytes]]:
     return [(key, value) for part in kept.changes() for _, key, value in part if value is not None]
 
 
+class _Leaves:
+    """Ends who makes it."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+def test_what_cannot_be_read_is_named_and_all_else_is_there() -> None:
+    keys = pa.schema([("k", pa.int64())])
+    lone = b"\x80\x04\x8c\x02no\x8c\x05C" + "\udcff".encode("utf-8", "surrogatepass") + b"x\x93."
+    entries = [(pickle.dumps(1), lone), (pickle.dumps(2), pickle.dumps(_Leaves())), (pickle.dumps(3), pickle.dumps(7))]
+    for unpickle in (False, True):
+        rows = shown(keys, [*entries, (pickle.dumps(4), pickle.dumps(Path("a\udcff")))], unpickle=unpickle)
+        assert [row["readable"] for row in rows] == [False, False, True, unpickle], rows
+        assert [row["k"] for row in rows] == [1, 2, 3, 4]
+    assert rows[3]["value"] == "PosixPath('a\\udcff')" and "SystemExit: 3" in rows[1]["problem"]
+
+
 def test_builtin_values_are_shown_and_no_code_is_run() -> None:
     plain = {
         1: [1, {"a": (2.5, None)}],

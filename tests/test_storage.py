@@ -343,7 +343,7 @@ print(sum(storage.create(f"claim-{{n}}", sys.argv[1].encode()) for n in range(50
     assert [owners.count(who) for who in range(4)] == made
 
 
-@pytest.mark.parametrize("url", ["{}", "file:{}", "file://{}", "file://localhost{}"])
+@pytest.mark.parametrize("url", ["{}", "file:{}", "file://{}", "file://localhost{}", "FILE:{}"])
 def test_paths_are_written_in_several_ways(url: str, tmp_path: Path) -> None:
     url = url.format(tmp_path)
     copy = pickle.loads(pickle.dumps(open_storage(url)))
@@ -353,7 +353,9 @@ def test_paths_are_written_in_several_ways(url: str, tmp_path: Path) -> None:
 
 
 def test_volumes_are_folders() -> None:
-    assert str(open_storage("dbfs:/Volumes/main/x")._path) == "/Volumes/main/x"  # type: ignore[attr-defined]
+    for url in ("dbfs:/Volumes/main/x", "DBFS:/Volumes/main/x"):
+        assert str(open_storage(url)._path) == "/Volumes/main/x"  # type: ignore[attr-defined]
+        assert _storage.place(url) == _storage.place("/Volumes/main/x/")
 
 
 def test_object_stores_are_called_as_pyarrow_calls_them() -> None:
@@ -426,6 +428,9 @@ def test_s3_is_where_hadoop_says(settings: dict[str, str], said: str) -> None:
         ("ftp://host/x", "no store 'ftp' here, only file, abfs"),
         ("dbfs:/mnt/x", "under dbfs:/Volumes"),
         ("s3://", "names no folder"),
+        ("file://tmp/check", "names a host, .* is written file:///tmp/check, with three slashes"),
+        ("/tmp/\udcff", "bytes that are no text"),
+        ("/tmp/a\0b", "a null"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_its_name(url: str, text: str) -> None:
@@ -455,6 +460,7 @@ def test_what_cannot_be_read_is_refused_by_its_name(url: str, text: str) -> None
         ("hdfs://host:9000/a@b", "hdfs://host:9000/a@b"),
         ("s3://bucket/a:b@c", "s3://bucket/a:b@c"),
         ("file:///tmp/a@b?key=c", "file:///tmp/a@b?key=c"),
+        ("file:/me@corp/home", "file:/me@corp/home"),
         ("/tmp/a:b@c?key=d", "/tmp/a:b@c?key=d"),
     ],
 )
@@ -471,11 +477,26 @@ def test_a_folder_is_the_same_whoever_opens_it() -> None:
     assert place("s3://ONE:SECRET@bucket/x") == place("s3a://OTHER:WORD@bucket/x/") == place("s3://bucket/x")
     assert place("abfs://box:SECRET@host/x") == place("abfs://box@host/x") != place("abfs://other@host/x")
     assert place("/tmp/...@x") != place("/tmp/x")
+    assert place("file:/me@corp/x") == place("FILE:///me@corp/x") == "/me@corp/x"
 
 
-@pytest.mark.parametrize("url", ["s3://KEY:SECRET@", "s3://KEY:SEC/RET@bucket/x", "ftp://KEY:SECRET@host/x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://KEY:SECRET@",
+        "s3://KEY:SEC/RET@bucket/x",
+        "ftp://KEY:SECRET@host/x",
+        # Slips, and what is pasted.
+        " s3://KEY:SECRET@bucket/x",
+        '"s3://KEY:SECRET@bucket/x"',
+        "s3//KEY:SECRET@bucket/x",
+        "file://KEY:SECRET@bucket/x",
+        "https://account.blob.core.windows.net/c/x?sv=1&sig=SECRET/_penstock",
+        "wasbs://c@a/x?sas_token=SECRET",
+    ],
+)
 def test_a_store_that_cannot_be_opened_is_told_without_its_secrets(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"\.\.\.@") as refused:
+    with pytest.raises(ConfigError, match=r"\.\.\.") as refused:
         open_storage(url)
     told = "".join(traceback.format_exception(refused.value))
     assert "KEY" not in told and "SEC" not in told and "RET" not in told

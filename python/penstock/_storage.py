@@ -155,20 +155,31 @@ def open_storage(url: str) -> Storage:
     >>> open_storage("file:/tmp/checkpoint").url
     'file:/tmp/checkpoint'
     """
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-    scheme, named = match[1].lower() if match else "", shown(url)
+    scheme, named = _scheme(url), shown(url)
+    if "\0" in url or url != url.encode("utf-8", "replace").decode():
+        raise ConfigError(
+            f"{_slipped(url)!r} names no folder that all processes find: a null, or bytes that are no text"
+        )
     if not scheme or scheme == "file":
-        path = re.sub(r"^file:(//[^/]*)?", "", url) if scheme else url
+        host, path = _of_file(url)
+        if host and host != "localhost":
+            raise ConfigError(
+                f"{_slipped(url)!r} names a host, and files are of each machine: a path is written"
+                f" {_slipped(f'file:///{host}{path}')}, with three slashes"
+            )
         if not os.path.isabs(path):
-            raise ConfigError(f"{named!r} is not an absolute path: every process has to find the same folder there")
+            raise ConfigError(
+                f"{_slipped(url)!r} is not an absolute path: every process has to find the same folder there"
+            )
         return _Folder(url, Path(path))
     if scheme == "dbfs":
-        path = re.sub(r"^dbfs:/*", "/", url)
+        path = re.sub(r"^dbfs:/*", "/", url, flags=re.IGNORECASE)
         if not path.startswith("/Volumes/"):
             raise ConfigError(f"{named!r}: of dbfs only volumes are mounted as folders, under dbfs:/Volumes")
         return _Folder(url, Path(path))
     if scheme not in _SCHEMES:
         known = ", ".join(["file", *sorted(_SCHEMES), "dbfs"])
+        named = _SAID.sub(rf"\1{_HIDDEN}", named)
         raise ConfigError(f"{named!r}: there is no store {scheme!r} here, only {known}")
     from pyarrow import ArrowException
     from pyarrow.fs import FileSystem
@@ -188,6 +199,23 @@ def open_storage(url: str) -> Storage:
     return _Objects(url, system, base)
 
 
+def _scheme(url: str) -> str:
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    return match[1].lower() if match else ""
+
+
+def _of_file(url: str) -> tuple[str, str]:
+    """Host and path of a path, or of a URL of ``file:``."""
+    host, path = re.fullmatch(r"(?:(?i:file):(?://([^/]*))?)?(.*)", url, re.DOTALL).groups()  # type: ignore[union-attr]
+    return host or "", path
+
+
+def _slipped(url: str) -> str:
+    """What is opened nowhere, as people may see it: a slip in a URL hides where in it the secrets are."""
+    plain = re.sub(r"\S*:\S*@", f"{_HIDDEN}@", url)
+    return _SAID.sub(rf"\1{_HIDDEN}", plain)
+
+
 def shown(url: str, text: str | None = None) -> str:
     """A URL as people may see it, or a text about it: without what lets somebody into the store.
 
@@ -198,6 +226,8 @@ def shown(url: str, text: str | None = None) -> str:
     >>> shown("s3://KEY:SECRET@bucket/x", "no such URI: 's3://KEY:SECRET@bucket/x'")
     "no such URI: 's3://...@bucket/x'"
     """
+    if _scheme(url) == "file":
+        return url if text is None else text
     secrets: list[str] = []
 
     def user(found: re.Match[str]) -> str:
@@ -238,10 +268,11 @@ def place(url: str) -> str:
     """
     if (named := shown(url)) != url:
         url = named.replace(f":{_HIDDEN}@", "@", 1).replace(f"{_HIDDEN}@", "", 1)
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
-    scheme = match[1].lower() if match else ""
+    scheme = _scheme(url)
     if not scheme or scheme == "file":
-        return os.path.normpath(re.sub(r"^file:(//[^/]*)?", "", url))
+        return os.path.normpath(_of_file(url)[1])
+    if scheme == "dbfs":
+        return os.path.normpath(re.sub(r"^dbfs:/*", "/", url, flags=re.IGNORECASE))
     base = url.partition("?")[0][len(scheme) + 1 :]
     store, _, path = base.lstrip("/").partition("/")
     return f"{_SCHEMES.get(scheme, scheme)}://{store}/{path.strip('/')}".rstrip("/")

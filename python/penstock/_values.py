@@ -33,6 +33,8 @@ __all__ = ["Values", "most_text"]
 _TEXT_BY_BYTE, _TEXT_BESIDE, _TEXT_MOST = 64, 4_096, 1 << 28
 #: Characters of a reason why a value cannot be read.
 _REASON = 1_000
+#: What a value raises when it is made: it may end nobody but its row.
+_RAISED = (Exception, SystemExit, GeneratorExit)
 
 
 class Values:
@@ -82,7 +84,7 @@ class Values:
             for item, kind in zip(loaded, self._keys.types, strict=True):
                 pa.scalar(item, kind)
             key = loaded
-        except Exception as error:
+        except _RAISED as error:
             problems.append(f"the key of bytes {name[:40]!r} cannot be read: {_told(error)}")
         value: list[Any] = [None] if self._state is None else [None, None]
         try:
@@ -90,7 +92,7 @@ class Values:
             if self._state is None:
                 most = most_text(len(body))
                 text, whole = _text(state, most)
-                value = [text if whole else f"{text}..."]
+                value = [_encodable(text if whole else f"{text}...")]
                 if not whole:
                     problems.append(_cut(most, len(body)))
             else:
@@ -101,9 +103,9 @@ class Values:
                 told = None if fields is None else dict(zip(names, fields, strict=True))
                 pa.scalar(told, self._state)
                 value = [told, timeout]
-        except Exception as error:
+        except _RAISED as error:
             problems.append(f"its value cannot be read: {_told(error)}")
-        return [*key, *value, len(body), not problems, "; ".join(problems) or None]
+        return [*key, *value, len(body), not problems, _encodable("; ".join(problems)) or None]
 
 
 def _without_zones(kind: pa.DataType) -> pa.DataType:
@@ -123,7 +125,12 @@ def _without_zones(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _told(error: Exception) -> str:
+def _encodable(text: str) -> str:
+    """A text as a column takes it: names of files may hold what is no character."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _told(error: BaseException) -> str:
     told = str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
     return told if len(told) <= _REASON else f"{told[:_REASON]}..."
 

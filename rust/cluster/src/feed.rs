@@ -69,13 +69,10 @@ impl Feed {
     ) -> Result<Self, ClusterError> {
         let (scope, context) = (context.scope(), serde_json::to_value(context).expect("names and numbers are JSON"));
         let peer = format!("the member at {address}");
-        let open = || -> Result<Session, ClusterError> {
-            let mut session = Session::dial(address, keys, Role::Feed, &scope, &context, &limits)?;
-            session.set_read_timeout(Some(limits.silence))?;
-            session.receive_answer_of(member, &peer)?;
-            Ok(session)
-        };
-        let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;
+        let mut session = Session::dial(address, keys, Role::Feed, &scope, &context, &limits)
+            .map_err(|error| error.silent(&peer, limits.handshake_time))?;
+        session.set_read_timeout(Some(limits.silence))?;
+        session.receive_answer_of(member, &peer).map_err(|error| error.silent(&peer, limits.silence))?;
         Ok(Feed { session, encoder: Encoder::new(schema)?, peer, silence: limits.silence, content: None })
     }
 
