@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import json
 import math
 import os
@@ -359,6 +360,13 @@ def test_an_error_within_a_task_of_spark_is_told_as_elsewhere() -> None:
     assert _program._from_spark(other) is other
 
 
+def test_without_standard_error_it_goes_on(tmp_path: Path) -> None:
+    command = (
+        f"{shlex.quote(sys.executable)} -m penstock.cli events --events 50 --output {shlex.quote(str(tmp_path))} 2>&-"
+    )
+    assert subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60).returncode == 0
+
+
 def test_without_standard_output_it_goes_on() -> None:
     command = f"{shlex.quote(sys.executable)} -m penstock.cli --version >&-"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
@@ -591,6 +599,36 @@ def test_interrupt(tmp_path: Path, number: signal.Signals, told: str) -> None:
     assert child.returncode == 128 + number
     assert errors == f"penstock: {told}\n"
     assert list(output.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_hears_what_ends_it_where_nobody_reads_what_it_says(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The window is closed, or what it wrote to has ended by the same Ctrl-C."""
+    pytest.importorskip("pyspark")
+    from penstock import demo
+    from penstock.spark._session import java
+
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+        pytest.skip(f"{number.name} is not as a command finds it here")
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    def job(config: Any, *, console: Any, stop: threading.Event) -> None:
+        os.kill(os.getpid(), number)
+        assert stop.wait(60)
+        raise demo.Interrupted
+
+    monkeypatch.setattr(demo, "run", job)
+    monkeypatch.setattr(java, "ensure_java", lambda: None)
+    nobody = io.StringIO()
+    nobody.fileno = lambda: writer  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", nobody)
+    try:
+        assert main(["demo", "--plain", "--output", str(tmp_path / "out")]) == 128 + number
+    finally:
+        os.close(writer)
 
 
 def test_interrupt_while_it_starts(tmp_path: Path) -> None:

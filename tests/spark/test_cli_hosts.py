@@ -205,6 +205,38 @@ def test_tpcxbb_in_one_task(tmp_path: Path) -> None:
     nothing_left(tmp_path, program.pid)
 
 
+FAILS = """
+import sys
+from penstock.cli import _program, common
+from penstock.errors import KeyNullError
+
+def refuse(batches):
+    raise KeyNullError("key column 'k' holds a null")
+    yield
+
+def work(kind):
+    with common.spark_session("fails", 1, 1) as (spark, folder):
+        if kind == "task":
+            spark.range(1).mapInArrow(refuse, "id bigint").collect()
+        spark.read.parquet(str(folder / "nowhere"))
+
+_program.app = lambda given, **options: work(given[0])
+print([_program.run([kind]) for kind in ("task", "plan")])
+"""
+
+
+def test_what_spark_raises_is_told_when_its_jvm_has_ended(tmp_path: Path) -> None:
+    """Its errors ask there for their text: a traceback of that was all that came."""
+    pytest.importorskip("pyspark")
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, "[1, 1]\n"), done.stderr
+    first, second = done.stderr.splitlines()
+    assert first.startswith("penstock: key column 'k' holds a null")
+    assert second.startswith("penstock: [PATH_NOT_FOUND] Path does not exist: file:/") and "nowhere" in second
+
+
 def test_an_empty_input_is_an_empty_result_on_every_host(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     given = ["wordcount", "--input", str(tmp_path / "empty.txt"), "--output", str(tmp_path / "counts.tsv")]

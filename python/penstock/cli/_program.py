@@ -80,6 +80,9 @@ def run(arguments: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name or a value that the terminal's encoding lacks is escaped, as on standard error.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stderr is None:
+        # It is closed: Spark's start writes there, and what is opened next would stand in its place.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         _refuse_empty(given)
         with warnings.catch_warnings():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as json_text
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Optional
 import pyarrow as pa
 import typer
 
+from penstock._stderr import is_terminal
 from penstock.cli.choices import Where
 from penstock.cli.common import (
     UsageError,
@@ -113,7 +113,7 @@ def cliques(
             raise UsageError(f"--input {path}: {problem}")
     if output is not None:
         check_output(output, input)
-    show = not json and sys.stderr.isatty()
+    show = not json and is_terminal()
     begin = time.perf_counter()
     how = {
         "ids": "text" if text else "number",

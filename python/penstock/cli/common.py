@@ -615,9 +615,12 @@ def spark_session(
                 ours = stack.pop_all()
             try:
                 yield session, folder
-            finally:
+            except BaseException:
                 with interrupt_later():
-                    ours.close()
+                    ours.__exit__(*sys.exc_info())
+                raise
+            with interrupt_later():
+                ours.close()
 
 
 @contextlib.contextmanager

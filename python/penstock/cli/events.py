@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
+from penstock._stderr import is_terminal
 from penstock.cli.common import UsageError, bar, number_option, writing
 
 __all__ = ["EPILOG", "events"]
@@ -69,7 +69,7 @@ def events(
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
     try:
         with writing(output):
-            with bar(sys.stderr.isatty(), count) as step:
+            with bar(is_terminal(), count) as step:
                 rows = _write(made, count, rate, out_of_order, step)
             (made / "params.json").write_text(json.dumps(_LENGTHS, indent=2) + "\n", encoding="utf-8")
             umask = os.umask(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from penstock._flow import Flow
 from penstock._local import MOST_WORKERS
+from penstock._stderr import is_terminal
 from penstock.cli.choices import Gap, Host, Strategy
 from penstock.cli.common import (
     Report,
@@ -183,7 +183,7 @@ def nexmark(
                 total=total,
                 moves=moves,
                 how=how,
-                progress=not json and sys.stderr.isatty(),
+                progress=not json and is_terminal(),
                 batch_rows=batch_rows,
             )
         elif host is Host.spark:

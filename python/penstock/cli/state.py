@@ -95,7 +95,7 @@ def state(
     """Show what a checkpoint holds: batches that can be restored, operators with their sizes, keys and values.
 
     Values are what a step would say if its input ended now: aggregates by key, with the window where there is one; the
-    rows of a top; the state of a Python function.
+    rows of a top, and those that a join keeps; the state of a Python function.
     """
     if format is Format.table:
         if output is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Optional
 import pyarrow as pa
 import typer
 
+from penstock._stderr import is_terminal
 from penstock.cli.choices import Mode, Queue, Scheduler, Where
 from penstock.cli.common import (
     Report,
@@ -131,7 +131,7 @@ def tpcxbb(
     begin = time.perf_counter()
     with whole_file(output) as part:
         if host is Where.local:
-            with bar(not json and sys.stderr.isatty(), report.rows) as step:
+            with bar(not json and is_terminal(), report.rows) as step:
                 results = workload.run_local(asked, input, workers=workers, batch_rows=batch_rows, step=step, **how)
                 with contextlib.closing(results):
                     report.output_rows = _write(results, asked.schema, part, output)

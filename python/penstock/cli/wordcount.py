@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from penstock._flow import Flow
 from penstock._local import MOST_WORKERS
+from penstock._stderr import is_terminal
 from penstock.cli.choices import Host
 from penstock.cli.common import (
     Report,
@@ -88,7 +88,7 @@ def wordcount(
                 workload.read(files),
                 report,
                 total=0,
-                progress=not json and sys.stderr.isatty(),
+                progress=not json and is_terminal(),
                 batch_rows=1,
             )
         elif host is Host.spark:

@@ -88,10 +88,14 @@ def _catch_interrupts(stop: threading.Event, console: Console) -> contextlib.Exi
         return restore
 
     def interrupted(number: int, frame: object) -> None:
-        if not stop.is_set():
-            os.write(sys.stderr.fileno(), b"\nstopping: ending the queries, the workers and Spark ...\n")
+        is_first = not stop.is_set()
         stop.set()
+        if is_first and sys.stderr is not None:
+            with contextlib.suppress(OSError, ValueError):  # a terminal that is gone, and that may be why
+                os.write(sys.stderr.fileno(), b"\nstopping: ending the queries, the workers and Spark ...\n")
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Of the command's SIGTERM its own handler hears, which tells ours of SIGINT.
+    others = [signal.SIGTERM] if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else []
+    for number in (signal.SIGINT, *others):
         restore.callback(signal.signal, number, signal.signal(number, interrupted))
     return restore

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,7 +202,7 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float, step_
                 label=f"{label} of slices per {duration_text(window_s)}",
             )
     queries = sorted({e.query for e in timeline.epochs})
-    for query, marker in zip(queries, ".x+1234", strict=False):
+    for query, marker in zip(queries, cycle(".x+1234")):
         own, of_many = _longest([e for e in timeline.epochs if e.query == query], begin, step_s)
         name = f"epoch of {query}" if query else "epoch"
         axes.plot(

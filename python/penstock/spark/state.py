@@ -12,6 +12,7 @@ Spark cuts them by default.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -142,12 +143,26 @@ def apply_in_pandas_with_state(
             f"{what}: EventTimeTimeout needs a watermark; write df.withWatermark('ts', '10 seconds') before, or say"
             " event_time= and lateness="
         )
-    zone = timezone or str(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
+    zone = timezone or _zone(str(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC"))
     flow = Flow(to_arrow(df.schema, "the DataFrame"), event_time=event_time, lateness=lateness)
     flow = flow.key_by(*keys)._group_state(
         func, outputStructType, stateStructType, outputMode, timeoutConf, zone, name, sides, streaming=streaming
     )
     return StatefulStream(df, flow) if streaming else run(flow, df, partitions=partitions)
+
+
+def _zone(setting: str) -> str:
+    """A zone of Spark's as Python names it.
+
+    Examples
+    --------
+    >>> [_zone(name) for name in ("Z", "+08", "GMT+8", "UTC-3:30", "Asia/Tokyo")]
+    ['UTC', '+08:00', '+08:00', '-03:30', 'Asia/Tokyo']
+    """
+    found = re.fullmatch(r"(?:GMT|UTC|UT)?([+-])(\d{1,2})(?::?(\d{2}))?", setting)
+    if found is None:
+        return "UTC" if setting == "Z" else setting
+    return f"{found[1]}{int(found[2]):02}:{found[3] or '00'}"
 
 
 class StatefulStream:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark._tasks.failures import outliving
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -73,6 +75,8 @@ def private_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.local.dir": str(folder / "spark"),
+        # Paths are of this machine, whatever Hadoop's configuration says here.
+        "spark.hadoop.fs.defaultFS": "file:///",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": (
             f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Dderby.system.home={folder}"'
@@ -86,6 +90,10 @@ def private_session(
     gateway = SparkContext._gateway
     try:
         yield spark
+    except Exception as error:
+        if (told := outliving(error)) is error:
+            raise
+        raise told from None
     finally:
         with contextlib.suppress(Exception):
             spark.stop()

@@ -86,7 +86,10 @@ def cause_of(error: BaseException) -> PenstockError | None:
     """
     if isinstance(error, PenstockError):
         return error
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # one of a JVM that has ended, which is asked there for its text
+        return None
     raised = [(name, message) for name, message in _RAISED.findall(text) if name in errors.__all__]
     made: PenstockError | None = None
     if raised:
@@ -104,6 +107,20 @@ def cause_of(error: BaseException) -> PenstockError | None:
     if made is not None:
         made.__cause__ = error
     return made
+
+
+def outliving(error: Exception) -> Exception:
+    """An error of a session as it can be told when that has ended: Spark's ask the JVM for their text."""
+    found = cause_of(error)
+    if found is error:
+        return error
+    if found is not None:
+        # Spark's text, which it was found in, is no reason of it.
+        found.__cause__ = None
+        return found.with_traceback(error.__traceback__)
+    if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+        return error
+    return RuntimeError(str(error)).with_traceback(error.__traceback__)
 
 
 def _facts(message: str) -> dict[str, Any]:
