@@ -411,6 +411,24 @@ def test_keys_that_python_does_not_have_are_told_with_their_column(window: Any) 
         flow.aggregate(Counted(), schema="n bigint").collect(rows)
 
 
+@pytest.mark.parametrize("how", [{"workers": 1}, {"workers": 3}, {"processes": 2}], ids=str)
+@pytest.mark.parametrize("window", [None, pk.sliding("20ms", every="10ms"), pk.session("3ms")], ids=str)
+def test_all_rows_are_one_group_where_there_is_no_key(window: pk.Window | None, how: dict[str, Any]) -> None:
+    dice = random.Random(3)
+    rows = pa.table(table([(1, 0.5, dice.randrange(400), number % 90) for number in range(150)]))
+    source = pk.Flow(SCHEMA, event_time="ts")
+
+    def given(flow: pk.Flow, **options: Any) -> list[dict[str, Any]]:
+        flow = flow if window is None else flow.window(window)
+        made = flow.aggregate(Seen(), schema=MADE, columns=["v"])
+        return sorted(made.collect(rows, batch_rows=20, **how, **options).to_pylist(), key=str)
+
+    for options in ({}, {"streaming": True, "late": lambda batch: None} if window else {"streaming": True}):
+        keyed = [{name: row[name] for name in row if name != "k"} for row in given(source.key_by("k"), **options)]
+        assert given(source, **options) == sorted(keyed, key=str) and len(keyed) > (0 if window is None else 10)
+    assert source.aggregate(Seen(), schema=MADE).collect(rows.slice(0, 0), **how).num_rows == 0
+
+
 def test_hosts_decide_when_it_speaks() -> None:
     flow, rows = flow_of(), table([(1, 0.5, 0, 3), (1, 0.5, 1, 4)])
     assert [call["emit"] for call in flow.to_plan()[1] + flow.to_plan(streaming=True)[1]] == ["final", "update"]
@@ -479,7 +497,6 @@ def test_what_makes_no_sense_is_refused() -> None:
             r"^aggregate\(Seen\) got a class; give an object of it: aggregate\(Seen\(\), \.\.\.\)$",
             lambda: keyed.aggregate(Seen, schema=MADE),  # type: ignore[arg-type]
         ),
-        (PlanError, "aggregate needs keys", lambda: pk.Flow(SCHEMA).aggregate(Seen(), schema=MADE)),
         (
             PlanError,
             "leave emit out",

@@ -279,6 +279,23 @@ def test_late_rows_of_sources_that_nobody_takes_are_told() -> None:
             assert flow.run_into(lambda batch: None, given, streaming=True, late=late).late_rows == 3
 
 
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (pa.table({"k": ["x"], "u": [1], "w": [1]}), "source 'right' column 'k' is string, expected int64"),
+        (pa.table({"k": [1]}), "source 'right' has no column 'u'; it has k"),
+        (pa.chunked_array([[1]]), "source 'right', a ChunkedArray, is no table in Arrow"),
+        ([{"k": 1}], "source 'right' gives a dict, not Arrow data"),
+        (5, "source 'right' is a int, not Arrow data"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"streaming": True}, {"processes": 1}], ids=str)
+def test_data_that_does_not_fit_is_told_with_its_source(bad: Any, says: str, options: dict[str, Any]) -> None:
+    flow = left().join(right(), on="k", within="1ms")
+    with pytest.raises(SchemaError, match=f"^{says}"):
+        flow.collect({"left": table("ktv", [(1, 5, 0)]), "right": bad}, **options)
+
+
 @pytest.mark.filterwarnings("ignore::penstock._pump.LateRows")
 def test_late_rows_are_told_by_source() -> None:
     flow = left().join(right(), on="k", within="1ms")

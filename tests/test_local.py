@@ -457,6 +457,24 @@ def test_an_epoch_in_pieces_outlives_an_interrupt_at_any_instruction(monkeypatch
     at_every_instruction(taken, expected, stride=7, show=lambda batch: rows([batch]))
 
 
+@pytest.mark.parametrize("how", [{"workers": 2}, {"processes": 2}], ids=["threads", "processes"])
+def test_rows_that_come_as_they_are_made_come_batch_by_batch(how: dict[str, Any]) -> None:
+    """A worker that was done with its part of a batch went on to the next one, and told of it at once."""
+
+    def step(state: Any, k: int, batch: int) -> tuple[Any, list[tuple[int]]]:
+        if (k, batch) == (0, 0):
+            time.sleep(0.2)  # work of one worker, while others have none
+        return state, [(batch,)] * 3_000
+
+    twice = pk.Flow("k bigint, batch bigint").flat_map(
+        lambda k, batch: [(k, batch)] * 2, "k bigint, batch bigint", rows=True
+    )
+    flow = twice.key_by("k").stateful_map(step, schema="batch bigint")
+    batches = [pa.record_batch({"k": list(range(16)), "batch": [number] * 16}) for number in range(6)]
+    told = [result["batch"].to_pylist() for result in flow.run(iter(batches), streaming=True, **how)]
+    assert [number for result in told for number in result] == [number for number in range(6) for _ in range(96_000)]
+
+
 def test_a_batch_with_an_error_in_a_later_piece_is_not_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_BLOCK_BYTES", 100)
     good = pa.record_batch({"k": pa.array(range(100), pa.int64())})

@@ -1002,7 +1002,7 @@ def _nobody(batch: pa.RecordBatch) -> None:
     """The late rows are in the summary."""
 
 
-def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def batches(source: Any, schema: pa.Schema, batch_rows: int, name: str | None = None) -> Iterator[pa.RecordBatch]:
     """Read any Arrow source as batches of one schema and a bounded size.
 
     Parameters
@@ -1014,6 +1014,8 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
         What the batches must have; see `penstock._schema.conform`.
     batch_rows : int
         Larger batches are cut without copying.
+    name : str, optional
+        Of the source, for errors: where there are several.
 
     Returns
     -------
@@ -1032,17 +1034,21 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
     >>> [batch.num_rows for batch in batches(table, table.schema, 2)]
     [2, 1]
     """
-    for batch in _read(source, nested=False):
-        yield from _cut(batch, schema, batch_rows)
+    for batch in _read(source, name, nested=False):
+        yield from _cut(batch, schema, batch_rows, name)
 
 
-def _cut(batch: pa.RecordBatch, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+def _called(name: str | None, otherwise: str) -> str:
+    return otherwise if name is None else f"source {name!r}"
+
+
+def _cut(batch: pa.RecordBatch, schema: pa.Schema, rows: int, name: str | None) -> Iterator[pa.RecordBatch]:
     """A batch in fitting pieces of at most so many rows, and of a block's bytes; none of one without rows."""
     # Before what may take as much again, and after what may make more of it.
     narrow = _narrowed(batch, schema)
     grows = not narrow.schema.equals(schema)
     for piece in _of_a_block(narrow):
-        made = conform(piece, schema)
+        made = conform(piece, schema, _called(name, "input"))
         for fitting in _of_a_block(made) if grows else (made,):
             for start in range(0, fitting.num_rows, rows):
                 yield fitting.slice(start, rows)
@@ -1121,12 +1127,13 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int | None, streaming: bool) 
     several = len(schemas) > 1
 
     def feed(number: int, name: str, schema: pa.Schema) -> Iterator[Fed]:
+        called = name if several else None
         if streaming and batch_rows is None:
-            for batch in _read(source[name], nested=False):
-                if pieces := list(_cut(batch, schema, _BLOCK_ROWS)):
+            for batch in _read(source[name], called, nested=False):
+                if pieces := list(_cut(batch, schema, _BLOCK_ROWS, called)):
                     yield Fed(pieces, number)
         else:
-            for piece in batches(source[name], schema, batch_rows or _BLOCK_ROWS):
+            for piece in batches(source[name], schema, batch_rows or _BLOCK_ROWS, called):
                 yield Fed([piece], number)
         if several:
             yield Fed(None, number)
@@ -1146,11 +1153,11 @@ def _is_at_hand(source: Any) -> bool:
     return known or (hasattr(source, "__arrow_c_stream__") and isinstance(source, Sized))
 
 
-def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
+def _read(source: Any, name: str | None, nested: bool) -> Iterator[pa.RecordBatch]:
     if isinstance(source, pa.RecordBatch):
         yield source
     elif hasattr(source, "__arrow_c_stream__"):
-        reader = _imported(pa.RecordBatchReader.from_stream, source)
+        reader = _imported(pa.RecordBatchReader.from_stream, source, name)
         none = True
         for batch in reader:
             none = False
@@ -1159,15 +1166,15 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
             # Nothing to compute, but its columns are to fit.
             yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in reader.schema.types], reader.schema.names)
     elif hasattr(source, "__arrow_c_array__"):
-        yield _imported(pa.record_batch, source)
+        yield _imported(pa.record_batch, source, name)
     elif hasattr(source, "to_batches"):
         yield from source.to_batches()
     elif not nested and isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
         for item in source:
-            yield from _read(item, nested=True)
+            yield from _read(item, name, nested=True)
     else:
-        what = "the source gives a" if nested else "the source is a"
-        raise SchemaError(f"{what} {type(source).__name__}, not Arrow data; {_instead(source)}")
+        what, verb = _called(name, "the source"), "gives" if nested else "is"
+        raise SchemaError(f"{what} {verb} a {type(source).__name__}, not Arrow data; {_instead(source)}")
 
 
 def _instead(source: Any) -> str:
@@ -1181,11 +1188,12 @@ def _instead(source: Any) -> str:
     return "give a pyarrow table, reader or batches, or any object with __arrow_c_stream__"
 
 
-def _imported(take: Callable[[Any], Any], source: Any) -> Any:
+def _imported(take: Callable[[Any], Any], source: Any, name: str | None) -> Any:
     try:
         return take(source)
     except pa.ArrowException as error:
-        raise SchemaError(f"the source, a {type(source).__name__}, is no table in Arrow: {error}") from error
+        what = _called(name, "the source")
+        raise SchemaError(f"{what}, a {type(source).__name__}, is no table in Arrow: {error}") from error
 
 
 def _rows_of(source: Any) -> int | None:

@@ -241,7 +241,9 @@ class KeyedSteps(FlowBase):
         emit: str | None = None,
         name: str | None = None,
     ) -> Self:
-        """Aggregate per key, or per key and window, with functions of your own over blocks of rows.
+        """Aggregate per key, per key and window, or all rows, with functions of your own over blocks of rows.
+
+        Without a `key_by` before, all rows are of one group, or those of each window are, as in `agg`.
 
         Parameters
         ----------
@@ -267,7 +269,7 @@ class KeyedSteps(FlowBase):
         SchemaError
             When a column does not exist here, a name is taken, or `schema` cannot be read.
         PlanError
-            Without a `key_by` before, or for "update" with a window.
+            For "update" with a window.
         ConfigError
             When a method is missing.
 
@@ -314,8 +316,6 @@ class KeyedSteps(FlowBase):
                     " that is made from penstock.Aggregator"
                 )
             require_plain(getattr(aggregator, method), f"aggregate {method}", takes=given)
-        if self._keys is None:
-            raise PlanError("aggregate needs keys: write .key_by('column').aggregate(...)")
         if emit is not None:
             one_of(emit, "aggregate emit", ("final", "update"))
         if emit == "update" and self._window is not None:
@@ -326,8 +326,9 @@ class KeyedSteps(FlowBase):
         takes = self._columns if columns is None else names_of(columns, "aggregate columns")
         self._require(takes, "aggregate columns")
         made = to_arrow(schema, "aggregate schema")
-        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in self._key_types(self._keys)]
-        head = list(zip(self._keys, kinds, strict=True))
+        keys = self._keys or ()
+        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in self._key_types(keys)]
+        head = list(zip(keys, kinds, strict=True))
         time_type = None
         if self._window is not None:
             time_type = self._key_types([self._time("aggregate")])[0]
@@ -347,7 +348,7 @@ class KeyedSteps(FlowBase):
             "step": self._label("aggregate", label),
             "func": aggregator,
             "columns": list(takes),
-            "keys": list(self._keys),
+            "keys": list(keys),
             "key_types": kinds,
             "schema": shape,
             "time_type": time_type,

@@ -1117,7 +1117,7 @@ impl Compiler {
             );
         }
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);
-        let Some((_, keys, nulls)) = key else { return misplaced("it needs a key: put key_by before it") };
+        let (keys, nulls) = key.map_or_else(|| (Vec::new(), Nulls::Group), |(_, keys, nulls)| (keys, nulls));
         let input = self.point.schema.clone();
         keys.iter().try_for_each(|&at| distinct_in_python(&step, input.field(at)))?;
         let windows = match windows {

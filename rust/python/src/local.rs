@@ -3,7 +3,8 @@
 //! Each pushed batch is one epoch, of one source, in one piece or several. The watermark moves at its end: max(old, greatest event time -
 //! lateness), the least over the sources that have not ended, so lateness depends on the input alone, not on threads, timing or the pieces. Or all of them
 //! are one epoch (`whole`), as the input of a batch job is: then nothing depends on how the input is cut into batches, and no row is late. Results of a
-//! batch are handed out when all workers have completed it, in order and by worker within it.
+//! batch are handed out when all workers have completed it, in order and by worker within it; of flows whose epochs may expand beyond memory as they are
+//! made, behind all of the batch before: no worker begins a batch before that is complete everywhere.
 //!
 //! Any number of Python threads may call a `LocalRun` at once. Whoever waits takes the next event of the workers and
 //! applies it to the shared books; the lock on them is taken only while detached from the interpreter and never held
@@ -50,8 +51,6 @@ struct Inner {
     gathers: bool,
     bits: u8,
     ahead: usize,
-    /// Whether all that is pushed is one epoch.
-    whole: bool,
     events: Receiver<Event>,
     /// Wakes who waits, and what says so to one `take`.
     nudges: (Sender<()>, Receiver<()>),
@@ -65,6 +64,8 @@ struct Inner {
 struct Books {
     /// None when closed.
     group: Option<Group>,
+    /// Whether all that is pushed is one epoch, of which rows have no order.
+    whole: bool,
     next_epoch: u64,
     watermarks: Watermarks,
     /// Processing time of the last epoch, milliseconds since 1970.
@@ -73,6 +74,9 @@ struct Books {
     open: BTreeMap<u64, Epoch>,
     /// Complete, or told before it is, and not taken.
     ready: VecDeque<Ready>,
+    /// Told of epochs behind the first one that is open: a worker has yet to tell that this is complete. It needs no other for that, so those that
+    /// wait until this is taken hold nobody up.
+    early: BTreeMap<u64, Vec<Ready>>,
     /// Rows that went beside the output, of epochs that are done at all workers or some.
     counts: Counts,
     /// The last epoch was released.
@@ -130,6 +134,9 @@ impl Books {
                 }
                 // Epochs complete in order on each worker, so the first open one completes first.
                 while let Some(entry) = self.open.first_entry() {
+                    if let Some(early) = self.early.remove(entry.key()) {
+                        self.ready.extend(early);
+                    }
                     if entry.get().done.len() < workers {
                         break;
                     }
@@ -141,9 +148,14 @@ impl Books {
                     }
                 }
             }
-            Event::Rows { worker, rows, beside, bytes, .. } => {
+            Event::Rows { epoch, worker, rows, beside, bytes } => {
                 let kind = if beside { "beside" } else { "rows" };
-                self.ready.push_back(Ready { kind, batch: rows, told: Some((worker, bytes)) });
+                let ready = Ready { kind, batch: rows, told: Some((worker, bytes)) };
+                let first = self.open.keys().next().copied().filter(|_| !self.whole);
+                match first.is_none_or(|first| epoch <= first) {
+                    true => self.ready.push_back(ready),
+                    false => self.early.entry(epoch).or_default().push(ready),
+                }
             }
             Event::MigrationDone { handle, moved, bytes, steps } => {
                 self.migrations.insert(handle, Some(Ok(Report { moved, bytes, steps })));
@@ -162,7 +174,8 @@ impl Books {
 
     /// Lets workers go on that wait for their outputs to be taken.
     fn let_go(&mut self) {
-        for (worker, bytes) in self.ready.iter_mut().filter_map(|ready| ready.told.take()) {
+        let told = self.ready.iter_mut().chain(self.early.values_mut().flatten());
+        for (worker, bytes) in told.filter_map(|ready| ready.told.take()) {
             if let Some(group) = &self.group {
                 group.taken(worker, bytes);
             }
@@ -327,17 +340,20 @@ impl LocalRun {
         // What an epoch expands to may be more than memory holds: it is handed out as it comes.
         // Of several workers what windows give stands in the order of the workers, when all have ended the epoch.
         config.eager = plan.is_metered() || (workers == 1 && plan.overlaps());
+        config.one_by_one = config.eager && !whole;
         let (sender, events) = unbounded();
         let group = py
             .detach(|| Group::start(config, endpoints, Resident::fresh(), sender))
             .map_err(|refused| Problem::Host(Box::new(refused.error)))?;
         let books = Mutex::new(Books {
             group: Some(group),
+            whole,
             next_epoch: 0,
             watermarks: Watermarks::of(&plan),
             clock_ms: i64::MIN,
             open: BTreeMap::new(),
             ready: VecDeque::new(),
+            early: BTreeMap::new(),
             counts: Counts { late: 0, sides: vec![0; plan.side_outputs().len()] },
             finished: false,
             failures: Vec::new(),
@@ -345,7 +361,7 @@ impl LocalRun {
             migrations: HashMap::new(),
         });
         let (nudges, nudged, waiting) = (bounded(1), AtomicBool::new(false), AtomicUsize::new(0));
-        let inner = Inner { plan, workers, gathers, bits, ahead, whole, events, nudges, nudged, waiting, books };
+        let inner = Inner { plan, workers, gathers, bits, ahead, events, nudges, nudged, waiting, books };
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
@@ -514,7 +530,7 @@ impl LocalRun {
     /// `wait_migration`.
     fn recut(&self, py: Python<'_>, splits: Vec<((u32, u8), u8)>, merges: Vec<(u32, u8)>) -> PyResult<u64> {
         let inner = self.inner(py)?;
-        if inner.whole && inner.plan.keyed().any(|keyed| keyed.waits_for_ends()) {
+        if py.detach(|| inner.with(|books| books.whole))? && inner.plan.keyed().any(|keyed| keyed.waits_for_ends()) {
             return Err(errors::raise(
                 Kind::Config,
                 "rows wait in the bins of this flow for the end of the input, which is one epoch: bins can be split between two \
@@ -728,7 +744,7 @@ impl LocalRun {
                 return Ok(books.ready.iter().any(|ready| is_large || ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
-                Some(Input { rows, .. }) if inner.whole => (vec![rows], None),
+                Some(Input { rows, .. }) if books.whole => (vec![rows], None),
                 Some(Input { rows, reached, at_hand, away_ms }) => {
                     let source = usize::from(rows.source);
                     books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
@@ -742,7 +758,7 @@ impl LocalRun {
             let group = books.group.as_ref().expect("checked above");
             let epoch = books.next_epoch;
             let pieces = inputs.iter().map(|input| input.batches.len()).sum::<usize>().max(1);
-            let released = if inner.whole {
+            let released = if books.whole {
                 if last { group.release(epoch, inputs, watermark) } else { group.release_part(epoch, inputs) }
             } else {
                 books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));

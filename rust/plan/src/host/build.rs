@@ -462,6 +462,7 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
         journal: config.journal,
         eager: config.eager,
         record: config.record,
+        one_by_one: config.one_by_one,
         gather: config.gather,
     }
 }

@@ -66,6 +66,9 @@ pub struct GroupConfig {
     /// Tell outputs as they are made, by [`Event::Rows`], and wait while the host has not [taken](Group::taken) them: for plans
     /// whose epochs may expand beyond memory.
     pub eager: bool,
+    /// Begin an epoch when the one before is complete everywhere. Without it several workers overlap epochs, and what one tells of an epoch
+    /// may come before what another tells of the one before.
+    pub one_by_one: bool,
     /// The first worker is fed everything and takes all results; it deals rows to the others, which may join and leave while it runs
     /// ([`Crew`](super::Crew)). Not with a journal.
     pub gather: bool,
@@ -99,6 +102,7 @@ impl GroupConfig {
             wanted: None,
             keep: None,
             eager: false,
+            one_by_one: false,
             gather: false,
         }
     }

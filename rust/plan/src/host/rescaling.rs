@@ -372,6 +372,11 @@ impl First {
                     beside.into_iter().for_each(|rows| self.made.add(epoch, true, &Rows::into_here(rows)));
                 }
                 Told::Rows { epoch, rows, beside, bytes } => {
+                    let begun = epoch == 0 || self.done.contains(&(epoch - 1));
+                    assert!(
+                        begun || !self.config.one_by_one,
+                        "rows of epoch {epoch} came before the end of the one before"
+                    );
                     self.made.add(epoch, beside, &rows);
                     self.worker.command(Command::Taken(bytes));
                 }
@@ -700,6 +705,7 @@ fn simulate(seed: u64, linked: bool) -> Seen {
     (config.slice_rows, config.window) = (1 + dice.below(9) as usize, 1 + dice.below(4) as u32);
     (config.ship_bytes, config.gather) = (1 + dice.below(80) as usize, true);
     config.eager = plan.is_metered() && dice.chance(50);
+    config.one_by_one = config.eager && dice.chance(50);
     let epochs = 2 + dice.below(6);
     let fed = feed(&mut dice, plan.sources().len(), epochs);
     let expected = alone(&config, &fed);

@@ -62,6 +62,8 @@ pub(crate) struct Pace {
     pub(crate) eager: bool,
     /// Whether what an epoch changed is told with it.
     pub(crate) record: bool,
+    /// Whether an epoch begins when the one before is complete.
+    pub(crate) one_by_one: bool,
     /// Whether rows are dealt to workers that join and leave.
     pub(crate) gather: bool,
 }
@@ -193,7 +195,7 @@ impl WorkerLoop {
         let index = worker.index();
         gauges.update(|stats, _| stats.worker = index);
         // Alone there is nobody to wait for.
-        let overlaps = worker.peers() > 1 || pace.gather;
+        let overlaps = !pace.one_by_one && (worker.peers() > 1 || pace.gather);
         let Pace { window, journal, record, .. } = pace;
         let pacer = Pacer::new(penstock_pace::Pace { window, journal, record, overlaps }, leader, built.goes_on());
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
