@@ -311,6 +311,7 @@ class Autobalance:
 
     @property
     def looks(self) -> list[Look]:
+        """What it has seen and done so far, oldest first."""
         with self._lock:
             return list(self._looks)
 

@@ -58,13 +58,13 @@ def side(name: str, rows: Any) -> Side:
         A side output that the step declares with ``sides=``.
     rows : tuple, list of tuples, or Arrow data
         Where the function gives rows: a row, in the order of the side's columns, or a list of them. Where it gives
-        batches: a RecordBatch or Table.
+        batches: a RecordBatch or Table. Where it gives pandas frames: a frame.
 
     Returns
     -------
     Side
-        To be yielded by a function of `Flow.flat_map`, returned by one of `Flow.map_batches` (beside the batch), or put
-        out by one of `Flow.stateful_map`.
+        To be yielded by a function of `Flow.flat_map`, returned by one of `Flow.map_batches` (beside the batch), put
+        out by one of `Flow.stateful_map`, or yielded by one of `Flow.apply_in_pandas_with_state`.
 
     Examples
     --------

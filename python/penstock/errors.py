@@ -163,13 +163,14 @@ class UserFunctionError(PenstockError, RuntimeError):
     row : dict or None
         Values of the failing row by column name; None when the step takes whole batches.
     key : object
-        Key of the failing row, for a step that keeps state.
+        Key of the failing row, for a step that keeps state; None for others.
     """
 
     step: str = ""
     file: str = ""
     line: int = 0
     row: Mapping[str, Any] | None = None
+    key: Any = None
 
 
 class StateError(PenstockError, RuntimeError):

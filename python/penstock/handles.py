@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from penstock._local import LocalSession, RunSummary
     from penstock._migration import Migration, MigrationReport, MigrationStep
     from penstock._pump import LocalResults
-    from penstock._rescale import Rescale, RescaleProgress
+    from penstock._rescale import LocalRescale, Rescale, RescaleProgress, RescaleReport
     from penstock.graph._deltas import Changes
     from penstock.spark._engine.batch_function import BatchFunction
+    from penstock.spark._engine.hub import Member
     from penstock.spark._engine.query import Query
     from penstock.spark._tasks.partitions import PartitionFunction
 
@@ -34,9 +35,11 @@ __all__ = [
     "Autobalance",
     "BatchFunction",
     "Changes",
+    "LocalRescale",
     "LocalResults",
     "LocalSession",
     "Look",
+    "Member",
     "Migration",
     "MigrationReport",
     "MigrationStep",
@@ -44,6 +47,7 @@ __all__ = [
     "Query",
     "Rescale",
     "RescaleProgress",
+    "RescaleReport",
     "RunSummary",
     "ScopeStats",
 ]
@@ -52,9 +56,11 @@ _HOMES = {
     "Autobalance": "_autobalance",
     "BatchFunction": "spark._engine.batch_function",
     "Changes": "graph._deltas",
+    "LocalRescale": "_rescale",
     "LocalResults": "_pump",
     "LocalSession": "_local",
     "Look": "_autobalance",
+    "Member": "spark._engine.hub",
     "Migration": "_migration",
     "MigrationReport": "_migration",
     "MigrationStep": "_migration",
@@ -62,6 +68,7 @@ _HOMES = {
     "Query": "spark._engine.query",
     "Rescale": "_rescale",
     "RescaleProgress": "_rescale",
+    "RescaleReport": "_rescale",
     "RunSummary": "_local",
     "ScopeStats": "_figures",
 }

@@ -81,12 +81,15 @@ def read(
     -------
     pyarrow.Table
         One row per key: the columns of the key, then what the step computes, as it would say it if its input ended now.
-        Behind ``window_start`` and ``window_end`` there is one row per key and open window. A ``top`` has its rows. Of
+        Behind ``window_start`` and ``window_end`` there is one row per key and open window. A ``top`` has its rows, a
+        join those that it keeps: ``side`` ("left" or "right"), ``left``, ``right``. Of an `Aggregator` there is one row
+        per key, whose ``value`` is a dict from the bounds of each open window (``()`` without windows) to its state. Of
         a Python function: ``value`` (text of a ``stateful_map``'s state, where that has timers or expires of a tuple:
-        the state, when it was last used, timers; a struct of a group's, and ``timeout_ms``), ``bytes`` of its pickle,
-        ``readable``, and ``problem``, which names what could not be read and why. A text that is far longer than the
-        pickle, since the value refers to its parts many times, is cut: ``readable`` is false then. Times in a group's
-        state have no zone: they are what the clock of the function's ``timezone`` said, as the function sees them.
+        the state, when it was last used, timers, each a time, a number and a value, times in microseconds since 1970; a
+        struct of a group's, and ``timeout_ms``), ``bytes`` of its pickle, ``readable``, and ``problem``, which names
+        what could not be read and why. A text that is far longer than the pickle, since the value refers to its parts
+        many times, is cut: ``readable`` is false then. Times in a group's state have no zone: they are what the clock
+        of the function's ``timezone`` said, as the function sees them.
 
     Raises
     ------

@@ -214,6 +214,7 @@ class Running(FlowBase):
         batch_rows: int | None = None,
         streaming: bool = False,
         processes: int | None = None,
+        bits: int = 8,
     ) -> LocalSession:
         """Start workers in this process and keep hold of them.
 
@@ -231,6 +232,8 @@ class Running(FlowBase):
             As for `run`.
         processes : int, optional
             As for `run`.
+        bits : int, default 8
+            The state is cut into ``2 ** bits`` bins, the units of migration.
 
         Returns
         -------
@@ -257,6 +260,7 @@ class Running(FlowBase):
             batch_rows=batch_rows,
             streaming=streaming,
             processes=processes,
+            bits=bits,
         )
 
     def map_in_arrow(self, *, per_partition: bool = False) -> PartitionFunction:
