@@ -48,7 +48,7 @@ def test_an_expansion_that_gives_a_coroutine_is_a_fault_of_the_step(on_failure: 
     with pytest.raises(errors.UserFunctionError, match=r"the function returned a coroutine \(_fetched\)") as caught:
         pk.execute(lambda worker: program(worker, lambda item: _fetched(item)), workers=1)
     assert "item: 1" in str(caught.value)
-    with pytest.raises(errors.ConfigError, match="bounded _streamed: _streamed is a coroutine function"):
+    with pytest.raises(errors.ConfigError, match="bounded _streamed: _streamed is an async generator function"):
         pk.execute(lambda worker: program(worker, _streamed), workers=1)
     with pytest.raises(errors.UserFunctionError, match=r"the function returned an async generator \(_streamed\)"):
         pk.execute(lambda worker: program(worker, lambda item: _streamed(item)), workers=1)

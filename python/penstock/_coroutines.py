@@ -19,14 +19,19 @@ def require_plain(f: Any, what: str, how: str = "", takes: str = "x") -> None:
     Raises
     ------
     ConfigError
-        For a coroutine function, also as a partial, a method or an object that is called.
+        For a coroutine or async generator function, also as a partial, a method or an object that is called.
     """
     inner = f
     while isinstance(inner, functools.partial):
         inner = inner.func
     called = inspect.getattr_static(type(inner), "__call__", None)
-    if any(inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found) for found in (inner, called)):
-        name = str(getattr(inner, "__qualname__", type(inner).__qualname__)).rpartition("<locals>.")[2]
+    name = str(getattr(inner, "__qualname__", type(inner).__qualname__)).rpartition("<locals>.")[2]
+    if any(map(inspect.isasyncgenfunction, (inner, called))):
+        raise ConfigError(
+            f"{what}: {name} is an async generator function, and nobody awaits its items; give a plain generator, or a"
+            " function that collects them inside, by asyncio.run"
+        )
+    if any(map(inspect.iscoroutinefunction, (inner, called))):
         raise ConfigError(
             f"{what}: {name} is a coroutine function, and nobody awaits what it returns; give a function that runs it,"
             f" such as lambda {takes}: asyncio.run({name}({takes})){how}"

@@ -211,8 +211,8 @@ def test_bad_arguments_are_refused_at_the_call(spark: Any) -> None:
     async def one_by_one(worker: Any, batches: pa.RecordBatchReader) -> Any:
         yield row(id=1)
 
-    for awaited in (later, one_by_one):
-        with pytest.raises(ConfigError, match=f"the program: {awaited.__name__} is a coroutine function"):
+    for awaited, kind in ((later, "a coroutine"), (one_by_one, "an async generator")):
+        with pytest.raises(ConfigError, match=f"the program: {awaited.__name__} is {kind} function"):
             pk.spark.gang(df, awaited, tasks=1, schema="id bigint")
     with pytest.raises(SchemaError):
         pk.spark.gang(df, nothing, tasks=1, schema="id bigin")
