@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import datetime
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -364,6 +366,90 @@ def test_times_that_could_mean_another_are_refused(kind: pa.DataType, value: Any
     assert str(failed.value).endswith("\n  row: k=1")
     with pytest.raises(UserFunctionError, match=says):
         list(ordered.Pipeline([ordered.batches(schema)]).run([(None,), (value,)]))
+
+
+# Arrays of numpy's, and entries of maps
+
+DAY = datetime.datetime(2020, 1, 1)
+ONE = pa.table({"k": [1]})
+
+
+def column_of(value: Any, schema: Any) -> Any:
+    """What becomes of a value of a column, of a function that is called with a row."""
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state, k: (None, (value,)), schema=schema)
+    return flow.collect(ONE)[0].to_pylist()[0]
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "made"),
+    [
+        *(
+            (np.array(["2020-01-01", "NaT"], f"M8[{unit}]"), pa.timestamp("us"), [DAY, None])
+            for unit in ["D", "s", "ms", "us", "ns"]
+        ),
+        (np.array(["2020-01-01"], "M8[ns]"), pa.timestamp("us", "UTC"), [DAY.replace(tzinfo=UTC)]),
+        (np.array(["2020-01-01"], "M8[ns]"), pa.date32(), [DAY.date()]),
+        (np.array([3], "m8[s]"), pa.duration("us"), [datetime.timedelta(seconds=3)]),
+        (np.array([2**64 - 1], "u8"), pa.float64(), [float(2**64 - 1)]),
+        (np.ma.masked_array([1, 2], [True, False]), pa.int64(), [None, 2]),
+    ],
+)
+def test_arrays_within_lists_are_what_they_say(array: Any, kind: pa.DataType, made: list[Any]) -> None:
+    """pyarrow takes the bare numbers of an array of times, whatever their unit."""
+    for of in (pa.list_(kind), pa.large_list(kind), pa.list_(kind, len(made)), pa.list_view(kind)):
+        assert column_of(array, pa.schema({"x": of})) == made
+    assert column_of({"a": array}, pa.schema({"x": pa.struct({"a": pa.list_(kind)})})) == {"a": made}
+    frames = (
+        pk.Flow("k bigint")
+        .key_by("k")
+        .apply_in_pandas_with_state(
+            lambda key, frames, state: [pd.DataFrame({"x": [array], "y": [{"a": array}]})],
+            pa.schema({"x": pa.list_(kind), "y": pa.struct({"a": pa.list_(kind)})}),
+            "n bigint",
+        )
+    )
+    if pa.types.is_temporal(kind):
+        assert frames.collect(ONE).to_pylist() == [{"x": made, "y": {"a": made}}]
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "says"),
+    [
+        (np.array(["2020-01-01"], "M8[ns]"), "x array<bigint>", "an array of numpy's times"),
+        (np.array(["2020-01-01T00:00:00.000000001"], "M8[ns]"), "x array<timestamp_ntz>", "an array of numpy's times"),
+        ([("a", 1), None], "x map<string,bigint>", "a map with None in place of an entry"),
+        ([[None]], "x array<map<string,bigint>>", "a map with None in place of an entry"),
+        ({"a": [None]}, "x struct<a: map<string,bigint>>", "a map with None in place of an entry"),
+    ],
+)
+def test_what_would_be_something_else_or_end_the_process_is_refused(value: Any, schema: str, says: str) -> None:
+    with pytest.raises(UserFunctionError, match=rf"column \"x\" .*which has {says}"):
+        column_of(value, schema)
+    with pytest.raises(UserFunctionError, match=f"it has {says}"):
+        list(ordered.Pipeline([ordered.batches(schema)]).run([(value,)]))
+
+
+def test_list_views_of_groups_are_seen_and_come_back() -> None:
+    """pandas shows nulls for a slice of them, which each group is where an integer is null."""
+    views = pa.list_view(pa.int64())
+    schema = pa.schema({"v": pa.int64(), "k": views})
+    rows = pa.Table.from_arrays([pa.array([None, 2, 2]), pa.array([[1], [2, 3], [4]], views)], schema=schema)
+    flow = pk.Flow(schema).key_by("v").apply_in_pandas_with_state(lambda key, frames, state: frames, schema, "n bigint")
+    assert sorted(flow.collect(rows)["k"].to_pylist()) == [[1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.field("element", pa.float32(), False), 2), pa.map_(pa.string(), pa.int64(), keys_sorted=True)]
+)
+def test_functions_travel_with_the_whole_types_of_their_columns(kind: pa.DataType) -> None:
+    value = [1.0, 2.0] if pa.types.is_fixed_size_list(kind) else [("a", 1)]
+    rows = pa.table([pa.array([value], kind)], schema=pa.schema([pa.field("x", kind)]))
+    flow = pk.Flow(rows.schema).map_batches(lambda batch: batch)
+    expected = [{"x": value}]
+    assert flow.collect(rows).to_pylist() == flow.collect(rows, processes=1).to_pylist() == expected
+    assert cloudpickle.loads(cloudpickle.dumps(flow)).collect(rows).to_pylist() == expected
+    function = pickle.loads(cloudpickle.dumps(flow.map_in_arrow()))
+    assert [row for batch in function(iter(rows.to_batches())) for row in batch.to_pylist()] == expected
 
 
 # Functions that nobody awaits, and what is returned

@@ -382,6 +382,22 @@ def test_a_sink_that_raises_stop_iteration_ends_no_run_as_if_it_were_complete(wh
         LATE.run_into(taker, given, streaming=True, late=lambda batch: None, **options)
 
 
+def test_rows_of_several_sides_may_hold_views():
+    views = pa.schema({"k": pa.string_view(), "n": pa.int64()})
+    flow = pk.Flow(views).flat_map(
+        lambda k, n: [pk.side("even" if n % 2 == 0 else "odd", (k, n))],
+        views,
+        rows=True,
+        sides={"even": views, "odd": views},
+    )
+    given = pa.record_batch([pa.array(["a", "bb", "ccc"], pa.string_view()), pa.array([1, 2, 3])], schema=views)
+    taken = {"even": [], "odd": []}
+    flow.collect(
+        given, sides={name: lambda batch, name=name: taken[name].extend(batch["k"].to_pylist()) for name in taken}
+    )
+    assert taken == {"even": ["bb"], "odd": ["a", "ccc"]}
+
+
 @pytest.mark.usefixtures("all_awaited")
 def test_a_sink_that_nobody_awaits_is_refused():
     with pytest.raises(

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock._coroutines import require_called, require_done, require_plain
+from penstock._views import rows_at
 from penstock.errors import ConfigError
 
 __all__ = ["Apart", "Kinds", "hand", "of_kind", "require", "say_dropped"]
@@ -177,9 +179,10 @@ class Apart:
         parts = []
         for kind, column in enumerate(batch.columns):
             if column.null_count < len(column):
-                struct = column if column.null_count == 0 else column.drop_null()
-                fields = [struct.type.field(number) for number in range(struct.type.num_fields)]
-                parts.append((kind, pa.RecordBatch.from_arrays(struct.flatten(), schema=pa.schema(fields))))
+                fields = [column.type.field(number) for number in range(column.type.num_fields)]
+                rows = pa.RecordBatch.from_arrays(column.flatten(), schema=pa.schema(fields))
+                there = pc.indices_nonzero(column.is_valid())
+                parts.append((kind, rows_at(rows, there) if column.null_count else rows))
         return parts
 
     def __repr__(self) -> str:

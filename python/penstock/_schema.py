@@ -10,6 +10,7 @@ gives of itself. Spark's ``timestamp`` is an instant and becomes ``timestamp[us,
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 import re
 from collections import Counter
@@ -760,3 +761,17 @@ class _Ddl:
 
 def _ddl_hint() -> str:
     return "write 'name type, name type', for example 'auction bigint, ts timestamp'"
+
+
+def _fixed_list(kind: Any) -> Any:
+    return pa.list_, (kind.value_field, kind.list_size)
+
+
+def _map(kind: Any) -> Any:
+    return pa.map_, (kind.key_field, kind.item_field, kind.keys_sorted)
+
+
+# Of two types pyarrow pickles less than they are: what elements are called and whether they may be null, and whether
+# keys are sorted. The functions of a flow travel with schemas, which are compared with those of its plan.
+copyreg.pickle(pa.FixedSizeListType, _fixed_list)
+copyreg.pickle(pa.MapType, _map)

@@ -1,6 +1,6 @@
 """Values that pyarrow changes without a word: numbers that may have a fraction, for types that have whole ones; truth
-values for types that have numbers; numbers for types that have times; and times with a zone for types without, or the
-other way around.
+values for types that have numbers; numbers for types that have times, and times for those that have numbers; times with
+a zone for types without, or the other way around; and arrays of times. Also those of which it ends the process.
 
 Used wherever values of Python become Arrow: rows of `penstock.ordered`, and rows that steps of a flow put out.
 """
@@ -23,6 +23,12 @@ _Look: TypeAlias = Callable[[Collection[Any]], "str | None"]
 #: The values of one kind within a nested value.
 _Part: TypeAlias = Callable[[Any], Iterable[Any]]
 
+_TIME: Final = "has a time of numpy's for a number"
+_RAW: Final = (
+    "has an array of numpy's times, of which only the numbers would be taken: give a list of them, such as"
+    " array.astype('M8[us]').tolist()"
+)
+_NO_ENTRY: Final = "has a map with None in place of an entry: entries are (key, value)"
 #: What is wrong with a number.
 FRACTION: Final = "has a number that may have a fraction, or True or False for a number"
 _NO_ZONE: Final = (
@@ -80,6 +86,9 @@ def look_into(kind: pa.DataType) -> _Look | None:
         parts: list[tuple[_Part, pa.DataType]] = [
             (partial(_of_map, place), inner) for place, inner in enumerate((kind.key_type, kind.item_type))
         ]
+        # pyarrow ends the process at an entry that is None.
+        looks = [(part, look) for part, inner in parts if (look := look_into(inner)) is not None]
+        return partial(_entries, looks)
     elif is_type.is_struct(kind):
         parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
     elif hasattr(kind, "value_type"):
@@ -92,12 +101,21 @@ def look_into(kind: pa.DataType) -> _Look | None:
 
 def _fractions(values: Collection[Any]) -> str | None:
     kinds = set(map(type, values))
+    if any(map(_is_time, kinds)):
+        return _TIME
     cut = any((issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) for kind in kinds)
     return FRACTION if cut else None
 
 
 def _truths(values: Collection[Any]) -> str | None:
-    return FRACTION if any(map(_is_truth, set(map(type, values)))) else None
+    kinds = set(map(type, values))
+    if any(map(_is_time, kinds)):
+        return _TIME
+    return FRACTION if any(map(_is_truth, kinds)) else None
+
+
+def _is_time(kind: type) -> bool:
+    return kind.__module__ == "numpy" and kind.__name__ in ("datetime64", "timedelta64")
 
 
 def _is_truth(kind: type) -> bool:
@@ -153,10 +171,21 @@ def _is_number(kind: type) -> bool:
 
 def _inside(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
     there = [value for value in values if hasattr(value, "__iter__")]  # what is not is a null
+    if any(kind.__name__ == "ndarray" for kind in set(map(type, there))) and any(
+        getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M") for value in there
+    ):
+        return _RAW
     for part, look in looks:
         if (reason := look(list(chain.from_iterable(map(part, there))))) is not None:
             return reason
     return None
+
+
+def _entries(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
+    entries = (value for value in values if hasattr(value, "__iter__") and not isinstance(value, dict))
+    if any(entry is None for value in entries for entry in value):
+        return _NO_ENTRY
+    return _inside(looks, values) if looks else None
 
 
 def _of_map(place: int, value: Any) -> Iterable[Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._functions.columns import groupable
+from penstock._layouts import as_lists, relaid
 from penstock._sides import Declared, Side, number_of
 from penstock.errors import ConfigError
 
@@ -178,12 +179,28 @@ def _shower(kind: pa.DataType, timezone: str) -> _Turn | None:
     return _nested(kind, turn, _objects)
 
 
+def _own_unit(leaf: Any) -> _Turn:
+    unit = "D" if pa.types.is_date(leaf) else leaf.unit
+
+    def take(value: Any) -> Any:
+        if value is None or value is pd.NaT:
+            return None
+        # pyarrow wants them in its unit; pandas has nanoseconds, which Spark cuts as well.
+        if isinstance(value, (np.datetime64, np.timedelta64)):
+            return value.astype(f"{value.dtype.char}8[{unit}]").item()
+        return value
+
+    return take
+
+
 def _taker(kind: pa.DataType, timezone: str) -> _Turn | None:
-    """The way back: timestamps without a zone are of that zone, and structs may be rows, as those of a state are."""
+    """The way back: timestamps without a zone are of that zone, and structs may be rows, as those of a state are. Times
+    within come one by one: of an array of numpy's only the numbers would be taken."""
+    nested = pa.types.is_nested(kind)
 
     def turn(leaf: pa.DataType) -> _Turn | None:
         if not pa.types.is_timestamp(leaf) or leaf.tz is None:
-            return None
+            return _own_unit(leaf) if nested and pa.types.is_temporal(leaf) else None
 
         def take(value: Any) -> Any:
             if value is None or value is pd.NaT:
@@ -218,7 +235,8 @@ class Cutter:
     """
 
     def __init__(self, table: pa.Table, timezone: str, naive: bool = False) -> None:
-        table = _localized(table, timezone)
+        # A slice of list views pandas shows as nulls.
+        table = _localized(_in_lists(table), timezone)
         # Spark converts each group alone: a column is float in those groups only that hold a null.
         self._alone = any(_has_null_integers(chunk) for column in table.columns for chunk in column.chunks)
         self._table, self._timezone = table, timezone
@@ -237,6 +255,18 @@ class Cutter:
         if self._frame is not None:
             return self._frame.iloc[start:stop].reset_index(drop=True)
         return _to_pandas(self._table.slice(start, stop - start), self._timezone)
+
+
+def _in_lists(table: pa.Table) -> pa.Table:
+    """The same rows with lists in place of list views."""
+    kinds = [as_lists(kind) for kind in table.schema.types]
+    if kinds == table.schema.types:
+        return table
+    columns = [
+        column if column.type == kind else pa.chunked_array([relaid(chunk, kind) for chunk in column.chunks], kind)
+        for column, kind in zip(table.columns, kinds, strict=True)
+    ]
+    return pa.table(columns, names=table.column_names)
 
 
 def nothing(columns: Sequence[str]) -> pd.DataFrame:
@@ -358,7 +388,7 @@ class Joiner:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _array(self, values: Any, field: pa.Field) -> pa.Array:
-        kind = field.type
+        kind = as_lists(field.type)
         try:
             if pa.types.is_timestamp(kind) and kind.tz is not None:
                 series = pd.Series(values)
@@ -379,7 +409,7 @@ class Joiner:
             array = array.combine_chunks()
         if array.null_count and not field.nullable:
             raise TypeError(f"column {field.name!r} is NOT NULL, and the function yielded a null")
-        return array
+        return relaid(array, field.type)
 
 
 def _absent(value: Any) -> bool:

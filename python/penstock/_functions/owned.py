@@ -225,10 +225,27 @@ def _list_owner(kind: Any) -> _Own:
         if isinstance(value, tuple):
             return tuple(_all_of(inner, value))
         if of.__module__ == "numpy" and of.__name__ == "ndarray" and not value.dtype.hasobject:
-            return value.copy()
+            return _of_numpy(kind, value)
+        if of.__name__ == "MaskedArray":
+            return value.tolist()
         return _converted(kind, value)
 
     return own
+
+
+def _of_numpy(kind: Any, value: Any) -> Any:
+    """An array of numpy's as a list of this type takes it: of times pyarrow would take the bare numbers, whatever their
+    unit, and great ones without a sign would become negative floats."""
+    if value.dtype.kind in "mM":
+        try:
+            if pa.types.is_temporal(kind.value_type):
+                return list(pa.array(value).cast(kind.value_type))
+        except pa.ArrowException:
+            pass
+        return value.copy()  # told where rows become columns
+    if value.dtype.kind == "u" and pa.types.is_floating(kind.value_type):
+        return value.astype("f8")
+    return value.copy()
 
 
 def _struct_owner(kind: Any) -> _Own:

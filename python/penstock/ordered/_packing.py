@@ -77,13 +77,15 @@ class Packer:
         arrays = []
         for values, (name, kind, nullable, look) in zip(self._values(rows), self._columns, strict=True):
             try:
-                array = pa.array(values, kind)
+                # First: there are values of maps at which pyarrow ends the process.
                 cut = None if look is None else look(values)
+                array = pa.array(values, kind) if cut is None else None
             except Exception as error:
                 raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}") from error
             if cut is not None:
                 more = "" if cut is FRACTION else f"; it {cut}"
                 raise Misfit(f"has {short(values[0])} in column {name!r}, expected {kind}{more}")
+            assert array is not None
             if array.null_count and not nullable:
                 raise Misfit(f"has a null in column {name!r}, which is NOT NULL")
             arrays.append(array)

@@ -316,15 +316,40 @@ fn from_values<'py>(
                 (crate::arrow::Schema::new(Arc::new(Schema::new(vec![Field::new("c", kind.clone(), true)]))),),
             )?;
             let kind = kind.call_method1("field", (0,))?.getattr("type")?;
+            let cut = || -> PyResult<Option<(usize, String)>> {
+                wholes(py)?.call_method1("first_cut", (&kind, &values))?.extract()
+            };
+            let refused = |(place, reason): (usize, String)| -> Result<ArrayRef, Misfit> {
+                Err(Misfit::of(field, format!("{}, which {reason}", short(&values.get_item(place)?))))
+            };
+            // There is a value of maps at which pyarrow ends the process.
+            if has_maps(field.data_type())
+                && let Ok(Some(found)) = cut()
+            {
+                return refused(found);
+            }
             let array = pyarrow(py)?
                 .call_method1("array", (&values, &kind))
                 .map_err(|error| Misfit::of(field, error.value(py).to_string()))?;
-            let cut: Option<(usize, String)> = wholes(py)?.call_method1("first_cut", (kind, &values))?.extract()?;
-            if let Some((place, reason)) = cut {
-                return Err(Misfit::of(field, format!("{}, which {reason}", short(&values.get_item(place)?))));
+            match cut()? {
+                Some(found) => refused(found),
+                None => Ok(import_array(&array)?),
             }
-            Ok(import_array(&array)?)
         }
+    }
+}
+
+/// Whether values of a type are maps, or hold some.
+fn has_maps(kind: &DataType) -> bool {
+    match kind {
+        DataType::Map(..) => true,
+        DataType::Struct(fields) => fields.iter().any(|field| has_maps(field.data_type())),
+        DataType::List(field)
+        | DataType::LargeList(field)
+        | DataType::ListView(field)
+        | DataType::LargeListView(field)
+        | DataType::FixedSizeList(field, _) => has_maps(field.data_type()),
+        _ => false,
     }
 }
 
