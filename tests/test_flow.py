@@ -285,6 +285,11 @@ Build = Callable[[], Any]
         (lambda: bids().top(1, by="price", per=["x"]), SchemaError, "top per: column 'x'"),
         (lambda: bids().key_by("auction").top(1, by="price"), PlanError, "name the groups with per="),
         (lambda: bids().stateful_map(running, schema="a int"), PlanError, "stateful_map needs keys"),
+        (
+            lambda: bids().agg(**{f"n{number}": pk.count() for number in range(256)}),
+            ConfigError,
+            "at most 255 aggregates, not 256",
+        ),
         (lambda: bids().key_by("auction").stateful_map(3, schema="a int"), ConfigError, "must be a function"),
         (
             lambda: bids().key_by("auction").stateful_map(running, schema="a itn"),

@@ -429,6 +429,18 @@ def test_what_would_be_something_else_or_end_the_process_is_refused(value: Any, 
         list(ordered.Pipeline([ordered.batches(schema)]).run([(value,)]))
 
 
+def test_batches_that_break_their_own_schema_are_told_with_the_step() -> None:
+    schema = pa.schema([pa.field("k", pa.int64(), False)])
+    broken = pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], schema=schema)
+    for flow in (
+        pk.Flow("k bigint").map_batches(lambda batch: broken, schema),
+        pk.Flow("k bigint").flat_map(lambda batch: [broken], schema),
+        pk.Flow("k bigint").flat_map(lambda batch: [broken.to_struct_array()], schema),
+    ):
+        with pytest.raises(UserFunctionError, match=r"nulls in column 'k', which its own schema calls NOT NULL"):
+            flow.collect(ONE)
+
+
 def test_list_views_of_groups_are_seen_and_come_back() -> None:
     """pandas shows nulls for a slice of them, which each group is where an integer is null."""
     views = pa.list_view(pa.int64())

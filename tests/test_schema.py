@@ -469,3 +469,20 @@ def test_conform_names_missing_and_doubled_columns() -> None:
     doubled = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pytest.raises(SchemaError, match="2 columns named 'a'"):
         conform(doubled, parse_ddl("a bigint"))
+
+
+def test_a_null_struct_holds_no_null_that_must_not_be() -> None:
+    """As Spark gives it, beside a field that has to be cast: below a null there is one."""
+    inner = pa.struct([pa.field("id", pa.int64(), False)])
+
+    def batch(mask: list[bool]) -> pa.RecordBatch:
+        part = pa.StructArray.from_arrays([pa.array([7, None])], fields=list(inner), mask=pa.array(mask))
+        times = pa.array([1, 2], pa.timestamp("us", "Europe/Berlin"))
+        return pa.record_batch({"e": pa.StructArray.from_arrays([part, times], names=["p", "at"])})
+
+    schema = to_arrow("e struct<p: struct<id: bigint NOT NULL>, at: timestamp>", "schema")
+    fitting = conform(batch([False, True]), schema)
+    fitting.validate(full=True)
+    assert fitting.schema == schema and [row["p"] for row in fitting["e"].to_pylist()] == [{"id": 7}, None]
+    with pytest.raises(SchemaError, match="field 'id', which its schema calls NOT NULL: row 1"):
+        conform(batch([False, False]), schema)

@@ -344,6 +344,25 @@ def _refuse_nulls(column: pa.Array, field: pa.Field, what: str) -> None:
         )
 
 
+def _loose(kind: pa.DataType) -> pa.DataType:
+    """The type with nulls anywhere, but for keys of maps; of lists, not of list views."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_loose(field.type)).with_nullable(True)
+
+    is_type = pa.types
+    if is_type.is_struct(kind):
+        return pa.struct(list(map(inner, kind)))
+    if is_type.is_map(kind):
+        key = kind.key_field.with_type(_loose(kind.key_type))
+        return pa.map_(key, inner(kind.item_field), kind.keys_sorted)
+    if is_type.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    if is_type.is_list(kind):
+        return pa.list_(inner(kind.value_field))
+    return pa.large_list(inner(kind.value_field)) if is_type.is_large_list(kind) else kind
+
+
 def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     have, want = column.type, field.type
     if have.equals(want):
@@ -363,9 +382,10 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             # A cast to narrower offsets goes by where values stand in the whole column.
             bare = pa.concat_arrays([bare, bare.slice(0, 0)])
         inner = _decoded_type(want)
-        made = pc.cast(bare, as_lists(inner, coded=False), safe=True)
-        if not made.type.equals(as_lists(inner)):
-            made = pc.cast(made, as_lists(inner), safe=True)
+        # A cast takes the null below a null for one, and says that there must be none.
+        made = pc.cast(bare, _loose(as_lists(inner, coded=False)), safe=True)
+        if not made.type.equals(_loose(as_lists(inner))):
+            made = pc.cast(made, _loose(as_lists(inner)), safe=True)
         made = relaid(made, inner)
         made = _encoded(made, want) if pa.types.is_dictionary(want) else made
     except pa.ArrowCapacityError as error:

@@ -141,7 +141,7 @@ class KeyedSteps(FlowBase):
             local runs with ``streaming=True``. With a window there is only "final": a row
             per key and window, when the window closes.
         **aggregates : Aggregate
-            Output column = what it holds, such as ``n=pk.count()``. With a text, ``name="totals"``
+            Output column = what it holds, such as ``n=pk.count()``; at most 255. With a text, ``name="totals"``
             is no column: it names the step and its state, see Notes.
 
         Returns
@@ -158,7 +158,7 @@ class KeyedSteps(FlowBase):
         PlanError
             For "update" with a window.
         ConfigError
-            When no aggregate is given, one has no name, or one is not made by penstock.
+            When no aggregate is given, or too many, one has no name, or one is not made by penstock.
 
         Notes
         -----
@@ -198,6 +198,8 @@ class KeyedSteps(FlowBase):
             )
         if not aggregates:
             raise ConfigError("agg() names no aggregate; write for example .agg(n=penstock.count())")
+        if len(aggregates) > 255:
+            raise ConfigError(f"agg takes at most 255 aggregates, not {len(aggregates)}; write two, and join them")
         if emit is not None:
             one_of(emit, "agg emit", ("final", "update"))
         if emit == "update" and self._window is not None:

@@ -32,7 +32,7 @@ def rows_of(made: Any, told: str) -> Any:
     TypeError
         When it holds no rows with named columns.
     ValueError
-        When some of its rows are null.
+        When some of its rows are null, or it has nulls where its own schema says that there are none.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def rows_of(made: Any, told: str) -> Any:
     TypeError: the function gave an array of int64, not a pyarrow RecordBatch or Table
     """
     if isinstance(made, (pa.RecordBatch, pa.Table)):
-        return made
+        return _keeping(made, told)
     if hasattr(made, "__arrow_c_array__"):
         made = pa.array(made)
     elif hasattr(made, "__arrow_c_stream__"):
@@ -60,5 +60,15 @@ def rows_of(made: Any, told: str) -> Any:
             " it out"
         )
     if isinstance(made, pa.Array):
-        return made
-    return pa.Table.from_arrays(made.flatten(), schema=pa.schema(list(made.type)))
+        made = pa.RecordBatch.from_struct_array(made)
+    else:
+        made = pa.Table.from_arrays(made.flatten(), schema=pa.schema(list(made.type)))
+    return _keeping(made, told)
+
+
+def _keeping(made: Any, told: str) -> Any:
+    """Rows that keep what their schema says of nulls."""
+    for field, column in zip(made.schema, made.columns, strict=True):
+        if not field.nullable and column.null_count:
+            raise ValueError(f"{told} nulls in column {field.name!r}, which its own schema calls NOT NULL")
+    return made
