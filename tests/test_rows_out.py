@@ -429,6 +429,71 @@ def test_what_would_be_something_else_or_end_the_process_is_refused(value: Any, 
         list(ordered.Pipeline([ordered.batches(schema)]).run([(value,)]))
 
 
+class Own(np.ndarray):
+    """An array of one's own."""
+
+
+@pytest.mark.parametrize("unit", ["D", "s", "us", "ns"])
+def test_arrays_that_are_masked_or_of_a_class_of_their_own_are_as_others(unit: str) -> None:
+    days = np.array(["2020-01-01", "2020-01-02"], f"M8[{unit}]")
+    masked = np.ma.masked_array(days, [True, False])
+    schema = pa.schema({"x": pa.list_(pa.timestamp("us"))})
+    assert column_of(days.view(Own), schema) == [DAY, DAY + datetime.timedelta(1)]
+    assert column_of(masked, schema) == [None, DAY + datetime.timedelta(1)]
+    for array in (days.view(Own), masked, np.ma.masked_array([1, 2], [True, False])):
+        with pytest.raises(UserFunctionError, match=r"it has an? (array of numpy's times|masked array)"):
+            list(ordered.Pipeline([ordered.batches(schema)]).run([(array,)]))
+    # Of others in the block nothing is said.
+    objects, series = np.array([DAY], object), pd.Series([DAY])
+    rows = ordered.Pipeline([ordered.batches(schema)]).run([(objects,), (series,)] * 10)
+    assert sum(batch.num_rows for batch in rows) == 20
+
+
+def of_frame(value: Any, kind: pa.DataType) -> Any:
+    """What becomes of a value of a column of a frame that a function gives."""
+
+    def func(key: Any, frames: Any, state: Any) -> Any:
+        yield pd.DataFrame({"x": pd.Series([value], dtype=object)})
+
+    flow = pk.Flow("k bigint").key_by("k").apply_in_pandas_with_state(func, pa.schema({"x": kind}), "n bigint")
+    return flow.collect(ONE)["x"].to_pylist()[0]
+
+
+MAPS = pa.map_(pa.string(), pa.date32())
+DATES = pa.list_(pa.date32())
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "made"),
+    [
+        *((absent, DATES, None) for absent in (None, float("nan"), pd.NA, pd.NaT)),
+        *(({"a": absent}, pa.struct({"a": DATES}), {"a": None}) for absent in (None, float("nan"), pd.NA, pd.NaT)),
+        ([[DAY.date()], float("nan")], pa.list_(DATES), [[DAY.date()], None]),
+        ([("a", DAY.date()), ("a", None)], MAPS, [("a", DAY.date()), ("a", None)]),
+        ([{"key": "a", "value": DAY.date()}], MAPS, [("a", DAY.date())]),
+        ({"a": DAY.date()}, MAPS, [("a", DAY.date())]),
+        ([{"key": "a", "value": {"b": 1}}], pa.map_(pa.string(), pa.struct({"b": pa.int64()})), [("a", {"b": 1})]),
+        ([("a", 1)], pa.map_(pa.string(), pa.int64()), [("a", 1)]),
+    ],
+)
+def test_what_frames_hold_within_is_taken(value: Any, kind: pa.DataType, made: Any) -> None:
+    assert of_frame(value, kind) == made
+
+
+@pytest.mark.parametrize("entry", [None, float("nan"), pd.NA, pd.NaT])
+def test_a_map_of_a_frame_has_entries(entry: Any) -> None:
+    """pyarrow ends the process at one that is none."""
+    with pytest.raises(UserFunctionError, match="in place of an entry, which is"):
+        of_frame([("a", 1), entry], pa.map_(pa.string(), pa.int64()))
+
+
+def test_entries_of_maps_may_be_dicts() -> None:
+    maps = pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))
+    assert column_of([{"key": "a", "value": [("b", 1)]}], pa.schema({"x": maps})) == [("a", [("b", 1)])]
+    with pytest.raises(UserFunctionError, match="None in place of an entry"):
+        column_of([{"key": "a", "value": [None]}], pa.schema({"x": maps}))
+
+
 def test_batches_that_break_their_own_schema_are_told_with_the_step() -> None:
     schema = pa.schema([pa.field("k", pa.int64(), False)])
     broken = pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], schema=schema)

@@ -471,6 +471,13 @@ def test_conform_names_missing_and_doubled_columns() -> None:
         conform(doubled, parse_ddl("a bigint"))
 
 
+def test_lists_of_no_elements_are_cast() -> None:
+    """pyarrow divides by their size."""
+    lists = pa.array([[], None], pa.list_(pa.int32(), 0))
+    want = pa.schema({"x": pa.list_(pa.field("element", pa.int64(), False), 0)})
+    assert conform(pa.record_batch({"x": lists}), want)["x"].to_pylist() == [[], None]
+
+
 def test_a_null_struct_holds_no_null_that_must_not_be() -> None:
     """As Spark gives it, beside a field that has to be cast: below a null there is one."""
     inner = pa.struct([pa.field("id", pa.int64(), False)])

@@ -383,14 +383,20 @@ def test_a_sink_that_raises_stop_iteration_ends_no_run_as_if_it_were_complete(wh
 
 
 def test_rows_of_several_sides_may_hold_views():
-    views = pa.schema({"k": pa.string_view(), "n": pa.int64()})
+    # Below a null struct there are nulls, wherever it says that there are none.
+    views = pa.schema({"k": pa.string_view(), "n": pa.int64(), "v": pa.struct([pa.field("id", pa.int64(), False)])})
     flow = pk.Flow(views).flat_map(
-        lambda k, n: [pk.side("even" if n % 2 == 0 else "odd", (k, n))],
+        lambda k, n, v: [pk.side("even" if n % 2 == 0 else "odd", (k, n, v))],
         views,
         rows=True,
         sides={"even": views, "odd": views},
     )
-    given = pa.record_batch([pa.array(["a", "bb", "ccc"], pa.string_view()), pa.array([1, 2, 3])], schema=views)
+    columns = [
+        pa.array(["a", "bb", "ccc"], pa.string_view()),
+        pa.array([1, 2, 3]),
+        pa.array([{"id": 1}] * 3, views[2].type),
+    ]
+    given = pa.record_batch(columns, schema=views)
     taken = {"even": [], "odd": []}
     flow.collect(
         given, sides={name: lambda batch, name=name: taken[name].extend(batch["k"].to_pylist()) for name in taken}

@@ -56,6 +56,8 @@ def relaid(array: pa.Array, want: pa.DataType) -> pa.Array:
         parts = [relaid(array.field(place), field.type) for place, field in enumerate(want)]
         return pa.StructArray.from_arrays(parts, fields=list(want), mask=mask)
     if is_type.is_fixed_size_list(kind):
+        if kind.list_size == 0:  # of which pyarrow divides by the size
+            return pa.array([[] if there else None for there in array.is_valid().to_pylist()], want)
         values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
         return pa.FixedSizeListArray.from_arrays(relaid(values, want.value_type), type=want, mask=mask)
     if is_type.is_map(kind):

@@ -393,7 +393,7 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             f"{what} column {field.name!r} has {bare.nbytes:,} bytes in one batch, more than {want} holds; give it in"
             " smaller batches"
         ) from error
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowIndexError) as error:
         raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error

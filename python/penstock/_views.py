@@ -36,7 +36,15 @@ def rows_at(rows: _Rows, places: Any) -> _Rows:
     if not any(plain(kind) is not kind for kind in schema.types):
         return rows.take(places)
     fields = [field.with_type(plain(field.type)) for field in schema]
-    return rows.cast(pa.schema(fields)).take(places).cast(schema)
+    taken = _each(rows, pa.schema(fields)).take(places)
+    return _each(taken, schema)
+
+
+def _each(rows: _Rows, schema: pa.Schema) -> _Rows:
+    """Rows with columns of these types: those of others are cast, and no other, which might hold nulls below nulls."""
+    pairs = zip(rows.columns, schema.types, strict=True)
+    columns = [column if column.type.equals(kind) else column.cast(kind) for column, kind in pairs]
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def bytes_of(batch: pa.RecordBatch) -> int:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-__all__ = ["FRACTION", "first_cut", "look_into"]
+__all__ = ["FRACTION", "first_cut", "is_array", "look_into"]
 
 #: What goes on behind "which" about the first of some values that a type would change; None where it changes none.
 _Look: TypeAlias = Callable[[Collection[Any]], "str | None"]
@@ -25,9 +25,10 @@ _Part: TypeAlias = Callable[[Any], Iterable[Any]]
 
 _TIME: Final = "has a time of numpy's for a number"
 _RAW: Final = (
-    "has an array of numpy's times, of which only the numbers would be taken: give a list of them, such as"
-    " array.astype('M8[us]').tolist()"
+    "has an array of numpy's times, of which only the numbers would be taken: give a list of datetimes, dates or"
+    " timedeltas"
 )
+_MASK: Final = "has a masked array, whose mask would be lost: give a list, as by .tolist()"
 _NO_ENTRY: Final = "has a map with None in place of an entry: entries are (key, value)"
 #: What is wrong with a number.
 FRACTION: Final = "has a number that may have a fraction, or True or False for a number"
@@ -171,14 +172,23 @@ def _is_number(kind: type) -> bool:
 
 def _inside(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
     there = [value for value in values if hasattr(value, "__iter__")]  # what is not is a null
-    if any(kind.__name__ == "ndarray" for kind in set(map(type, there))) and any(
-        getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M") for value in there
-    ):
-        return _RAW
+    if any(map(is_array, set(map(type, there)))):
+        arrays = [value for value in there if is_array(type(value))]
+        if any(value.dtype.kind in "mM" for value in arrays):
+            return _RAW
+        if any(hasattr(value, "mask") for value in arrays):
+            return _MASK
     for part, look in looks:
         if (reason := look(list(chain.from_iterable(map(part, there))))) is not None:
             return reason
     return None
+
+
+def is_array(kind: type) -> bool:
+    """Whether it is numpy's array, or made of that; numpy is not imported for it."""
+    return kind.__module__ != "builtins" and any(
+        base.__module__ == "numpy" and base.__name__ == "ndarray" for base in kind.__mro__
+    )
 
 
 def _entries(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
@@ -189,7 +199,9 @@ def _entries(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str |
 
 
 def _of_map(place: int, value: Any) -> Iterable[Any]:
-    return (entry[place] for entry in (value.items() if isinstance(value, dict) else value))
+    entries = value.items() if isinstance(value, dict) else value
+    of_dict = ("key", "value")[place]
+    return (entry[of_dict] if isinstance(entry, dict) else entry[place] for entry in entries)
 
 
 def _of_struct(place: int, name: str, value: Any) -> Iterable[Any]:

@@ -163,7 +163,7 @@ def test_a_null_that_must_not_be_is_found_in_its_source_and_row(spark: Any) -> N
         ),
         (
             good.selectExpr("k", "named_struct('x', IF(k = 2, NULL, k)) AS s"),
-            "source 'sales' column 's' cannot become struct<x: int64 not null> without loss: field 'x' ",
+            "source 'sales' column 's' has a null in its field 'x', which its schema calls NOT NULL: row 2 of a batch",
         ),
     ):
         with pytest.raises(Exception) as caught:

@@ -256,6 +256,26 @@ def test_who_is_told_that_a_rescale_is_done_finds_all_members(engine: Engine) ->
     assert seen == [2]
 
 
+def test_jobs_that_wait_for_a_slot_are_cancelled_before_anybody_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = Context()
+    monkeypatch.setattr(Job, "attempt", lambda self: None)  # no slot is free
+    hub = Hub("127.0.0.1", 0, None, Secret.random(), "waits", 20.0)
+    executor = Executor("waits", {"workers": 3})
+    residents = Residents(context, hub, executor, Secret.random(), "waits", 20.0, 1 << 20)
+    hub.start()
+    executor.start()
+    wait_for(lambda: len(context.jobs) == 3, what="the jobs")
+    joined: list[int] = []
+    monkeypatch.setattr(residents, "_join", lambda seat, timeout: joined.append(len(context.cancelled)))
+    residents.begin_to_close()
+    executor.close()
+    residents.close()
+    hub.close()
+    assert joined[0] == 3, "all at once"
+
+
 def test_a_resident_comes_though_the_connection_to_spark_broke_before_its_job(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

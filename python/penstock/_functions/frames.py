@@ -131,7 +131,7 @@ def _nested(
         names = [field.name for field in kind]
 
         def struct(value: Any) -> Any:
-            if value is None:
+            if _absent(value):
                 return None
             known = value if isinstance(value, dict) else dict(zip(names, value, strict=False))
             return {name: turns[name](v) if name in turns else v for name, v in known.items()}
@@ -141,16 +141,27 @@ def _nested(
         keys, items = (_nested(part, turn, lists, named) for part in (kind.key_type, kind.item_type))
 
         def pairs(value: Any) -> Any:
-            if value is None:
+            if _absent(value):
                 return None
-            known = value.items() if isinstance(value, dict) else value
-            return {keys(k) if keys else k: items(v) if items else v for k, v in known}
+            known = map(_entry, value.items() if isinstance(value, dict) else value)
+            made = [(keys(k) if keys else k, items(v) if items else v) for k, v in known]
+            return made if named else dict(made)
 
-        return pairs if keys or items else None
+        # At an entry that is none pyarrow ends the process.
+        return pairs if keys or items or named else None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = _nested(kind.value_type, turn, lists, named)
-        return None if inner is None else lambda value: None if value is None else lists([inner(v) for v in value])
+        return None if inner is None else lambda value: None if _absent(value) else lists([inner(v) for v in value])
     return turn(kind)
+
+
+def _entry(entry: Any) -> Any:
+    """Key and value of an entry of a map, in the two forms that pyarrow takes."""
+    if isinstance(entry, dict):
+        return entry["key"], entry["value"]
+    if isinstance(entry, (tuple, list)) and len(entry) == 2:
+        return entry
+    raise TypeError(f"a map has {entry!r} in place of an entry, which is (key, value)")
 
 
 def _objects(values: list[Any]) -> Any:
@@ -413,7 +424,7 @@ class Joiner:
 
 
 def _absent(value: Any) -> bool:
-    return value is None or value is pd.NaT or (isinstance(value, float) and value != value)
+    return value is None or value is pd.NaT or value is pd.NA or (isinstance(value, float) and value != value)
 
 
 def _is_coarser(kind: pa.DataType, than: pa.DataType) -> bool:

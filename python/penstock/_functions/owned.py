@@ -11,6 +11,7 @@ the like becomes a pyarrow scalar at once. What fits no column stays as it is, f
 from __future__ import annotations
 
 import bisect
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 import pyarrow as pa
 
 from penstock._sides import Declared, Side, apart
-from penstock._wholes import first_cut
+from penstock._wholes import first_cut, is_array
 
 __all__ = ["Made", "Marks", "Origin", "Owner", "Refuse", "buffers_apart", "owner", "parted"]
 
@@ -224,10 +225,8 @@ def _list_owner(kind: Any) -> _Own:
             return _all_of(inner, value)
         if isinstance(value, tuple):
             return tuple(_all_of(inner, value))
-        if of.__module__ == "numpy" and of.__name__ == "ndarray" and not value.dtype.hasobject:
+        if is_array(of) and not value.dtype.hasobject:
             return _of_numpy(kind, value)
-        if of.__name__ == "MaskedArray":
-            return value.tolist()
         return _converted(kind, value)
 
     return own
@@ -236,6 +235,11 @@ def _list_owner(kind: Any) -> _Own:
 def _of_numpy(kind: Any, value: Any) -> Any:
     """An array of numpy's as a list of this type takes it: of times pyarrow would take the bare numbers, whatever their
     unit, and great ones without a sign would become negative floats."""
+    numpy = sys.modules["numpy"]
+    if hasattr(value, "mask"):
+        made = _of_numpy(kind, numpy.asarray(value.data))
+        return [None if is_masked else one for one, is_masked in zip(made, numpy.ma.getmaskarray(value), strict=True)]
+    value = numpy.asarray(value)  # of a subclass, too
     if value.dtype.kind in "mM":
         try:
             if pa.types.is_temporal(kind.value_type):

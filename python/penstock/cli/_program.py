@@ -82,7 +82,11 @@ def run(arguments: Sequence[str] | None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     if sys.stderr is None:
         # It is closed: Spark's start writes there, and what is opened next would stand in its place.
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        while (last := os.open(os.devnull, os.O_RDWR)) < 2:
+            pass
+        if last > 2:
+            os.close(last)
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     try:
         _refuse_empty(given)
         with warnings.catch_warnings():

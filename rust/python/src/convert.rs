@@ -322,16 +322,14 @@ fn from_values<'py>(
             let refused = |(place, reason): (usize, String)| -> Result<ArrayRef, Misfit> {
                 Err(Misfit::of(field, format!("{}, which {reason}", short(&values.get_item(place)?))))
             };
+            let told = |error: PyErr| Misfit::of(field, error.value(py).to_string());
             // There is a value of maps at which pyarrow ends the process.
-            if has_maps(field.data_type())
-                && let Ok(Some(found)) = cut()
-            {
+            let is_seen = has_maps(field.data_type());
+            if is_seen && let Some(found) = cut().map_err(told)? {
                 return refused(found);
             }
-            let array = pyarrow(py)?
-                .call_method1("array", (&values, &kind))
-                .map_err(|error| Misfit::of(field, error.value(py).to_string()))?;
-            match cut()? {
+            let array = pyarrow(py)?.call_method1("array", (&values, &kind)).map_err(told)?;
+            match if is_seen { None } else { cut()? } {
                 Some(found) => refused(found),
                 None => Ok(import_array(&array)?),
             }

@@ -172,11 +172,12 @@ class Rescales:
         """The protocol has heard of a rescale: the slots of those that are to come are held from now on. Or it gives
         slots up: who is late is known as long as they are there."""
         if not isinstance(event, Mapping) or "Rescale" not in event:
-            if any(isinstance(effect, Mapping) and "RetireResident" in effect for effect in effects):
+            is_late = isinstance(event, Mapping) and "Timer" in event
+            if is_late and any(isinstance(effect, Mapping) and "RetireResident" in effect for effect in effects):
                 with self._lock:
                     handles = list(self._open.values())
                 for handle in handles:
-                    handle._late = handle._late or self._missing()
+                    handle._late = self._missing()
             return
         facts = event["Rescale"]
         for effect in effects:

@@ -352,11 +352,15 @@ class Residents:
             seat.retired.set()
         for member in self._hub.connected():
             self._hub.dismiss(member, "the engine is closing")
+        for seat in seats:
+            if seat.member is None or seat.member.lost is not None:
+                # Nobody hears that it may go: its job waits for a task slot.
+                self._cancel(seat.group)
         self._hub.wait_for(lambda: not self._hub.connected(), timeout=_GRACE_S)
-        deadline = time.monotonic() + 2 * _GRACE_S
         # Members that have ended give their tasks back within moments; whatever else there is gets cancelled.
         for seat in seats:
             self._join(seat, _RETURN_S)
+        deadline = time.monotonic() + 2 * _GRACE_S
         while any(seat.thread is not None and seat.thread.is_alive() for seat in seats):
             for seat in seats:
                 if seat.thread is not None and seat.thread.is_alive():

@@ -77,6 +77,7 @@ def private_session(
         "spark.local.dir": str(folder / "spark"),
         # Paths are of this machine, whatever Hadoop's configuration says here.
         "spark.hadoop.fs.defaultFS": "file:///",
+        "spark.eventLog.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": (
             f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Dderby.system.home={folder}"'

@@ -120,7 +120,11 @@ def outliving(error: Exception) -> Exception:
         return found.with_traceback(error.__traceback__)
     if not type(error).__module__.startswith(("pyspark.", "py4j.")):
         return error
-    return RuntimeError(str(error)).with_traceback(error.__traceback__)
+    try:
+        text = str(error)
+    except Exception:  # the JVM has ended before
+        text = f"{type(error).__name__}, and Spark's JVM has ended"
+    return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 def _facts(message: str) -> dict[str, Any]:
