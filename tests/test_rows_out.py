@@ -352,7 +352,10 @@ def test_times_that_mean_one_thing_are_taken(kind: pa.DataType, value: Any) -> N
         (pa.date32(), 20_000, "has a number for a date: give a datetime.date"),
         (pa.date32(), np.int64(1), "has a number for a date"),
         (pa.date32(), pd.NaT, "has NaT, which is none: give None"),
+        (pa.date32(), datetime.datetime(2026, 1, 1, 5), r"has a time of day, .*\.date\(\), or declare .* timestamp"),
+        (pa.date32(), pd.Timestamp("2026-01-01 00:00:00.000001"), "has a time of day"),
         (pa.time64("us"), 5, "has a number for a time: give a datetime.time"),
+        (pa.time64("us"), datetime.time(1, tzinfo=UTC), "has a zone, which a time of day has not"),
         (pa.duration("us"), 5, "has a number for an interval: give a datetime.timedelta"),
         (pa.struct({"a": pa.list_(pa.timestamp("us", "UTC"))}), {"a": [datetime.datetime(2026, 1, 1)]}, "has no zone"),
         (pa.map_(pa.string(), pa.date32()), {"a": 5}, "has a number for a date"),
@@ -410,6 +413,7 @@ def test_arrays_within_lists_are_what_they_say(array: Any, kind: pa.DataType, ma
     )
     if pa.types.is_temporal(kind):
         assert frames.collect(ONE).to_pylist() == [{"x": made, "y": {"a": made}}]
+    assert of_frame(array, pa.list_(kind)) == made
 
 
 @pytest.mark.parametrize(
@@ -417,6 +421,12 @@ def test_arrays_within_lists_are_what_they_say(array: Any, kind: pa.DataType, ma
     [
         (np.array(["2020-01-01"], "M8[ns]"), "x array<bigint>", "an array of numpy's times"),
         (np.array(["2020-01-01T00:00:00.000000001"], "M8[ns]"), "x array<timestamp_ntz>", "an array of numpy's times"),
+        ([np.uint64(2**64 - 1)], "x array<double>", "an unsigned number of numpy's that a float does not have"),
+        ([1.5, 1e39], "x array<float>", "a number beyond what its type of floats has, which would become infinite"),
+        ({"a": [-1e39]}, "x struct<a: array<float>>", "a number beyond what its type of floats has"),
+        ("ab", "x array<string>", "text for a list, whose characters would be taken"),
+        (["a", "bc"], "x array<array<string>>", "text for a list"),
+        ([datetime.datetime(2026, 1, 1, 5)], "x array<date>", "a time of day, which a date has not"),
         ([("a", 1), None], "x map<string,bigint>", "a map with None in place of an entry"),
         ([[None]], "x array<map<string,bigint>>", "a map with None in place of an entry"),
         ({"a": [None]}, "x struct<a: map<string,bigint>>", "a map with None in place of an entry"),
@@ -478,6 +488,21 @@ DATES = pa.list_(pa.date32())
 )
 def test_what_frames_hold_within_is_taken(value: Any, kind: pa.DataType, made: Any) -> None:
     assert of_frame(value, kind) == made
+
+
+def test_an_array_of_times_is_no_list_of_numbers_in_frames() -> None:
+    with pytest.raises(
+        UserFunctionError, match="cannot hold what the function yielded: it has an array of numpy's times"
+    ):
+        of_frame(np.array(["2020-01-01"], "M8[ns]"), pa.list_(pa.int64()))
+
+
+def test_halves_have_numbers_up_to_their_end() -> None:
+    schema = pa.schema({"x": pa.list_(pa.float16())})
+    assert column_of([65_519.0, float("-inf")], schema) == [65_504.0, float("-inf")]
+    for beyond in (65_520.0, -70_000, 1e6):
+        with pytest.raises(UserFunctionError, match="beyond what its type of floats has"):
+            column_of([1.0, beyond], schema)
 
 
 @pytest.mark.parametrize("entry", [None, float("nan"), pd.NA, pd.NaT])

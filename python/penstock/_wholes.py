@@ -1,6 +1,7 @@
 """Values that pyarrow changes without a word: numbers that may have a fraction, for types that have whole ones; truth
-values for types that have numbers; numbers for types that have times, and times for those that have numbers; times with
-a zone for types without, or the other way around; and arrays of times. Also those of which it ends the process.
+values for types that have numbers; numbers that a type of floats does not have; numbers for types that have times, and
+times for those that have numbers; times with a zone for types without, or the other way around; times of day for dates;
+text for lists; and arrays of times. Also those of which it ends the process.
 
 Used wherever values of Python become Arrow: rows of `penstock.ordered`, and rows that steps of a flow put out.
 """
@@ -8,10 +9,11 @@ Used wherever values of Python become Arrow: rows of `penstock.ordered`, and row
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 from itertools import chain
-from numbers import Integral, Number
+from numbers import Integral, Number, Real
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -39,6 +41,15 @@ _ZONE: Final = (
     "has a zone, which a timestamp_ntz has not: give it without, as by .replace(tzinfo=None), or declare the column"
     " timestamp"
 )
+_TIME_ZONE: Final = "has a zone, which a time of day has not: give it without, as by .replace(tzinfo=None)"
+_DAY: Final = "has a time of day, which a date has not: give the date, as by .date(), or declare the column timestamp"
+_TEXT: Final = "has text for a list, whose characters would be taken: give a list, as [text]"
+_BEYOND: Final = "has a number beyond what its type of floats has, which would become infinite"
+_UNSIGNED: Final = "has an unsigned number of numpy's that a float does not have exactly: give float(number)"
+#: Unsigned numbers that floats have exactly; of greater ones pyarrow makes what their bits say with a sign.
+_EXACT: Final = 1 << 53
+#: From where on the nearest float is infinite, by the width of the type.
+_ENDS: Final = {16: 65_520.0, 32: 2.0**128 - 2.0**103}
 _NO_TIME: Final = "has NaT, which is none: give None"
 _FINER: Final = "has a time with parts of the unit of its type, {}: round it, or declare a finer type"
 
@@ -80,7 +91,7 @@ def look_into(kind: pa.DataType) -> _Look | None:
     if is_type.is_temporal(kind):
         return _times(kind)
     if is_type.is_floating(kind):
-        return _truths
+        return partial(_floats, _ENDS.get(kind.bit_width))
     if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
         return look_into(kind.value_type)
     if is_type.is_map(kind):
@@ -93,7 +104,8 @@ def look_into(kind: pa.DataType) -> _Look | None:
     elif is_type.is_struct(kind):
         parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
     elif hasattr(kind, "value_type"):
-        parts = [(iter, kind.value_type)]
+        look = look_into(kind.value_type)
+        return partial(_of_list, [] if look is None else [(iter, look)])
     else:
         return None
     looks = [(part, look) for part, inner in parts if (look := look_into(inner)) is not None]
@@ -108,11 +120,19 @@ def _fractions(values: Collection[Any]) -> str | None:
     return FRACTION if cut else None
 
 
-def _truths(values: Collection[Any]) -> str | None:
+def _floats(end: float | None, values: Collection[Any]) -> str | None:
     kinds = set(map(type, values))
     if any(map(_is_time, kinds)):
         return _TIME
-    return FRACTION if any(map(_is_truth, kinds)) else None
+    if any(map(_is_truth, kinds)):
+        return FRACTION
+    unsigned = {kind for kind in kinds if kind.__module__ == "numpy" and kind.__name__ == "uint64"}
+    if unsigned and any(type(one) in unsigned and one > _EXACT for one in values):
+        return _UNSIGNED
+    if end is None:
+        return None
+    numbers = values if kinds <= {float, int} else [one for one in values if isinstance(one, Real)]
+    return _BEYOND if any(end <= abs(one) < math.inf for one in numbers) else None
 
 
 def _is_time(kind: type) -> bool:
@@ -135,6 +155,8 @@ def _times(kind: pa.DataType) -> _Look:
         wanted = "a time: give a datetime.time"
     number = f"has a number for {wanted}"
     dated = is_type.is_timestamp(kind) or is_type.is_date(kind)
+    of_day = is_type.is_time(kind)
+    day = is_type.is_date(kind)
     zoned = is_type.is_timestamp(kind) and kind.tz is not None
     naive = is_type.is_timestamp(kind) and kind.tz is None
     unit = getattr(kind, "unit", "")
@@ -146,12 +168,16 @@ def _times(kind: pa.DataType) -> _Look:
             return number
         if least and any(_microseconds(one) % least for one in values):
             return _FINER.format(unit)
+        if of_day and any(getattr(one, "tzinfo", None) is not None for one in values):
+            return _TIME_ZONE
         stamps = dated and [each for each in kinds if issubclass(each, datetime.datetime)]
         if not stamps:
             return None
         if any(each.__name__ == "NaTType" for each in stamps):
             return _NO_TIME
         found = values if kinds == {datetime.datetime} else [one for one in values if type(one) in stamps]
+        if day and any(one.hour or one.minute or one.second or one.microsecond for one in found):
+            return _DAY
         if zoned and any(one.tzinfo is None for one in found):
             return _NO_ZONE
         if naive and any(one.tzinfo is not None for one in found):
@@ -168,6 +194,12 @@ def _microseconds(value: Any) -> int:
 def _is_number(kind: type) -> bool:
     # A timedelta64 of numpy counts as an integer there.
     return _is_truth(kind) or (issubclass(kind, Number) and kind.__name__ != "timedelta64")
+
+
+def _of_list(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
+    if any(issubclass(kind, str) for kind in set(map(type, values))):
+        return _TEXT
+    return _inside(looks, values) if looks else None
 
 
 def _inside(looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._functions.columns import groupable
+from penstock._functions.owned import of_numpy
 from penstock._layouts import as_lists, relaid
 from penstock._sides import Declared, Side, number_of
+from penstock._wholes import first_cut, is_array
 from penstock.errors import ConfigError
 
 try:
@@ -408,6 +410,8 @@ class Joiner:
                     values = series.dt.tz_localize(self._timezone, ambiguous=False, nonexistent="shift_forward")
             elif (take := _taker(kind, self._timezone)) is not None:
                 values = [None if _absent(v) else take(v) for v in values]
+            elif pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+                values = [_of_numpy(kind, v) if is_array(type(v)) else v for v in values]
             try:
                 array = pa.array(values, kind, from_pandas=True)
             except (pa.ArrowInvalid, pa.ArrowTypeError):
@@ -421,6 +425,15 @@ class Joiner:
         if array.null_count and not field.nullable:
             raise TypeError(f"column {field.name!r} is NOT NULL, and the function yielded a null")
         return relaid(array, field.type)
+
+
+def _of_numpy(kind: pa.DataType, value: Any) -> Any:
+    """An array for a list whose values are no times: what pyarrow takes, or what says the same to it."""
+    if value.dtype.kind in "mM":
+        found = first_cut(kind, [value])
+        assert found is not None
+        raise TypeError(f"it {found[1]}")
+    return of_numpy(kind, value) if value.dtype.kind == "u" or hasattr(value, "mask") else value
 
 
 def _absent(value: Any) -> bool:

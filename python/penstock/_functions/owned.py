@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock._sides import Declared, Side, apart
 from penstock._wholes import first_cut, is_array
 
-__all__ = ["Made", "Marks", "Origin", "Owner", "Refuse", "buffers_apart", "owner", "parted"]
+__all__ = ["Made", "Marks", "Origin", "Owner", "Refuse", "buffers_apart", "of_numpy", "owner", "parted"]
 
 _Own: TypeAlias = Callable[[Any], Any]
 
@@ -226,18 +226,18 @@ def _list_owner(kind: Any) -> _Own:
         if isinstance(value, tuple):
             return tuple(_all_of(inner, value))
         if is_array(of) and not value.dtype.hasobject:
-            return _of_numpy(kind, value)
+            return of_numpy(kind, value)
         return _converted(kind, value)
 
     return own
 
 
-def _of_numpy(kind: Any, value: Any) -> Any:
+def of_numpy(kind: Any, value: Any) -> Any:
     """An array of numpy's as a list of this type takes it: of times pyarrow would take the bare numbers, whatever their
     unit, and great ones without a sign would become negative floats."""
     numpy = sys.modules["numpy"]
     if hasattr(value, "mask"):
-        made = _of_numpy(kind, numpy.asarray(value.data))
+        made = of_numpy(kind, numpy.asarray(value.data))
         return [None if is_masked else one for one, is_masked in zip(made, numpy.ma.getmaskarray(value), strict=True)]
     value = numpy.asarray(value)  # of a subclass, too
     if value.dtype.kind in "mM":
