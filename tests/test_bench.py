@@ -898,13 +898,13 @@ def emit(line): print(json.dumps(line), flush=True)
 def tell(text): pass
 start = streams.session
 @contextlib.contextmanager
-def session(name, tell, *, residents):
+def session(name, tell, *, residents=0):
     # One start of Spark for all: a folder of its own is what a bench has to find.
     folder = place / name
     folder.mkdir()
     yield spark, folder
 streams.session = session
-with machine.pinned(), start("tiny", tell, residents=True) as (spark, place):
+with machine.pinned(), start("tiny", tell, residents=2) as (spark, place):
 {runs}"""
     before = _children(os.getpid(), "java")  # the session that other tests share
     done = subprocess.run(

@@ -109,7 +109,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "rescale",
         "spark",
-        "from 1 to 2 workers while saturated: pause, rate after, beside Spark: stop, offline repartition, restart",
+        "to twice the workers while saturated: pause, rate after, beside Spark: stop, offline repartition, restart",
         "penstock_bench.rescale",
     ),
     Bench(

@@ -58,7 +58,7 @@ def run(
 
     count = keys or (QUICK if options.quick else FULL)
     with (
-        streams.session(NAME, tell, residents=True) as (spark, folder),
+        streams.session(NAME, tell, residents=streams.WORKERS) as (spark, folder),
         Engine(spark, workers=streams.WORKERS, name="bench") as engine,
     ):
         for sink in sinks:

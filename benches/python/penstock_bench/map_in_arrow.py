@@ -29,7 +29,7 @@ def run(options: Options, emit: Emit, tell: Tell, rows: int | None = None) -> No
 
     count = rows or (QUICK if options.quick else FULL)
     budget = options.budget(2, quick=15, full=100)
-    with streams.session(NAME, tell, residents=False) as (spark, folder):
+    with streams.session(NAME, tell) as (spark, folder):
         frame = spark.read.schema(SCHEMA).parquet(str(_write(folder / "rows.parquet", count)))
         flow = pk.Flow(SCHEMA).map_batches(_same)
         in_order = pk.spark.ordered(_same, SCHEMA)

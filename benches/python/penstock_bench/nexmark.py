@@ -343,7 +343,7 @@ def _beside_spark(
 ) -> None:
     chosen = [query for query in queries if query in _ON_SPARK]
     events = sum(table.num_rows for table in tables.values())
-    with streams.session(NAME, tell, residents=False) as (spark, place):
+    with streams.session(NAME, tell) as (spark, place):
         small = place / "floor"
         small.mkdir()
         for folder, written in ((place, tables), (small, _made(FLOOR_EVENTS))):

@@ -74,7 +74,7 @@ def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, em
     from penstock.spark.engine import Engine
     from penstock_bench.peers import PEERS, STATE, lacking, running_means
 
-    with streams.session(NAME, tell, residents=True) as (spark, folder):
+    with streams.session(NAME, tell, residents=streams.WORKERS) as (spark, folder):
         keyed = pk.Flow(INPUT).key_by("k")
         flows = {
             OURS: keyed.stateful_map(running_mean, schema=OUTPUT),

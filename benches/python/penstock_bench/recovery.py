@@ -55,7 +55,7 @@ _FLOOR = "no state"
 def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> None:
     """Run the bench; `keys` is for tests."""
     sizes = (keys,) if keys else QUICK if options.quick else USUAL + (LARGE if options.full else ())
-    with streams.session(NAME, tell, residents=True) as (spark, folder):
+    with streams.session(NAME, tell, residents=streams.WORKERS) as (spark, folder):
         for size in sizes:
             budget = options.budget(2 * len(sizes), quick=24, full=100 * 2 * len(sizes))
             _Size(spark, folder, size, options, emit, tell).run(budget)

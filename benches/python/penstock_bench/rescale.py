@@ -1,18 +1,20 @@
-"""``rescale``: from one worker to two while the one is saturated, beside Spark's own way.
+"""``rescale``: to twice the workers while these are saturated, beside Spark's own way.
+
+From one worker to two; on eight cores or more from two to four, and on sixteen from four to eight with ``--full``.
 
 Both sides count per key what comes, after work of some microseconds for each record in Python (CPU time, spun), from
-files that always wait. One side runs after the other, since each takes all there is. Ours: `engine.rescale(2)` while
-batches run. Spark's: ``groupBy.count`` on RocksDB with one state partition and one task for the input; the query is
-stopped, its state repartitioned offline (``StreamingCheckpointManager.repartition``), and the query started again with
-two, and a task for each part of a file.
+files that always wait. One side runs after the other, since each takes all there is. Ours: `engine.rescale` while
+batches run. Spark's: ``groupBy.count`` on RocksDB with as many state partitions and tasks for the input as workers; the
+query is stopped, its state repartitioned offline (``StreamingCheckpointManager.repartition``), and the query started
+again with twice as many. Where there are no more cores than that, the input has a task for each part of a file.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
   the median slice (that of one worker or that beside the change, whichever is less), from the wish until the end of the
   first batch behind it (``worst_slice_at_rest_s`` is the same of batches beside which nothing changes). The wish comes
   at another moment of a batch each time, from its begin to its end. The peer's is what the gap between its batches grew
   by, since it has no slices: from the end of the last batch before its stop until the begin of the first behind.
-- *rate*: rows per second of whole batches with two workers; the peer is ours with one worker, so a ratio of 2 is all
-  there is. ``peer_gain`` is what Spark's own rate grew by.
+- *rate*: rows per second of whole batches with twice the workers; the peer is ours with half of them, so a ratio of 2
+  is all there is. ``peer_gain`` is what Spark's own rate grew by.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ __all__ = ["run"]
 NAME = "rescale"
 SCHEMA = "k bigint"
 FULL, QUICK = 1_000_000, 100_000
-#: CPU time for each record, microseconds; and rows of a batch: together they make a batch of one worker. Feeding and
-#: serving a record takes two more, which on two cores is taken from the second worker.
+#: CPU time for each record, microseconds; and rows of a batch for each worker at first: together they make a batch.
+#: Feeding and serving a record takes two more, which on two cores is taken from the second worker.
 WORK_US = 20.0
 ROWS, QUICK_ROWS = 200_000, 25_000
 #: Rows of a slice: few, since the latency of one is measured.
@@ -58,63 +60,93 @@ _TURN = 0.618
 def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows: int | None = None) -> None:
     """Run the bench; `keys` and `rows` are for tests."""
     size = keys or (QUICK if options.quick else FULL)
-    count = rows or (QUICK_ROWS if options.quick else ROWS)
-    with streams.session(NAME, tell, residents=True) as (spark, folder):
+    each = rows or (QUICK_ROWS if options.quick else ROWS)
+    numbers = _numbers(options.cores, options.full)
+    budget = options.budget(2 * len(numbers), quick=20, full=600 * len(numbers))
+    with streams.session(NAME, tell, residents=2 * max(numbers)) as (spark, folder):
         # Files are small: without this they are one part, whose rows one worker would get.
         spark.conf.set("spark.sql.files.openCostInBytes", str(64 << 10))
-        budget = options.budget(2, quick=20, full=600)
-        files = Batches(folder / "files", size)
-        first, file = files.every_key(), files.next(count)
-        ours = _Ours(spark, folder, files, first, file, tell)
-        try:
-            ours.rounds(budget, options)
-        finally:
-            ours.close()
-        peer = _Peer(spark, folder, first, file, tell)
-        try:
-            peer.rounds(budget, options, len(ours.pauses))
-        finally:
-            peer.close()
-        both = min(len(ours.pauses), len(peer.pauses))
-        conditions: dict[str, Any] = {
-            "versions": streams.spark_versions(spark),
-            "work_us": WORK_US,
-            "batch_rows": count,
-            "slice_rows": _SLICE,
-            "workers": "resident processes of 1 thread",
-            "repeats_of_peer": len(peer.pauses),
-        }
-        gaps = {
-            "gap_s": _rounded(ours.gaps),
-            "worst_slice_s": _rounded(ours.slices),
-            "worst_slice_at_rest_s": _rounded(ours.resting),
-            "pause_down_s": _rounded(ours.downs),
-            "rescale_s": _rounded(ours.took),
-            "peer_is": "stop, repartition offline, start again: gap between the batches, over the median gap",
-        }
-        emit(
-            line(
-                NAME,
-                f"pause 1 to 2 workers, keys={size} vs Spark offline repartition",
-                "s",
-                "lower",
-                Paired(ours.pauses[:both], peer.pauses[:both], *machine.worst(ours.usage, peer.usage)),
-                options,
-                conditions | gaps,
-                in_turn=False,
-            )
+        for few in numbers:
+            own = folder / str(few)
+            own.mkdir()
+            _pair(spark, own, few, size, each * few, budget, options, emit, tell)
+
+
+def _numbers(cores: int, full: bool) -> list[int]:
+    """How many workers there are at first; twice as many need half of the cores, or all where there are but two.
+
+    Examples
+    --------
+    >>> [_numbers(cores, True) for cores in (1, 2, 4, 8, 16)]
+    [[1], [1], [1], [2], [2, 4]]
+    """
+    return [few for few in (2, 4)[: 1 + full] if 4 * few <= cores] or [1]
+
+
+def _pair(
+    spark: SparkSession,
+    folder: Path,
+    few: int,
+    size: int,
+    count: int,
+    budget: float,
+    options: Options,
+    emit: Emit,
+    tell: Tell,
+) -> None:
+    """Go from `few` workers to twice as many and back, ours and Spark."""
+    files = Batches(folder / "files", size)
+    first, file = files.every_key(), files.next(count)
+    ours = _Ours(spark, folder, files, first, file, few, tell)
+    try:
+        ours.rounds(budget, options)
+    finally:
+        ours.close()
+    peer = _Peer(spark, folder, first, file, few, options.cores, tell)
+    try:
+        peer.rounds(budget, options, len(ours.pauses))
+    finally:
+        peer.close()
+    both = min(len(ours.pauses), len(peer.pauses))
+    conditions: dict[str, Any] = {
+        "versions": streams.spark_versions(spark),
+        "work_us": WORK_US,
+        "batch_rows": count,
+        "slice_rows": _SLICE,
+        "workers": "resident processes of 1 thread",
+        "repeats_of_peer": len(peer.pauses),
+    }
+    gaps = {
+        "gap_s": _rounded(ours.gaps),
+        "worst_slice_s": _rounded(ours.slices),
+        "worst_slice_at_rest_s": _rounded(ours.resting),
+        "pause_down_s": _rounded(ours.downs),
+        "rescale_s": _rounded(ours.took),
+        "peer_is": "stop, repartition offline, start again: gap between the batches, over the median gap",
+    }
+    emit(
+        line(
+            NAME,
+            f"pause {few} to {2 * few} workers, keys={size} vs Spark offline repartition",
+            "s",
+            "lower",
+            Paired(ours.pauses[:both], peer.pauses[:both], *machine.worst(ours.usage, peer.usage)),
+            options,
+            conditions | gaps,
+            in_turn=False,
         )
-        emit(
-            line(
-                NAME,
-                f"rate with 2 workers, keys={size} vs 1 worker",
-                "rows/s",
-                "higher",
-                Paired(ours.after, ours.before, *ours.usage),
-                options,
-                conditions | {"peer_gain": round(statistics.median(peer.gains), 3), "run_gain": _rounded(ours.gains)},
-            )
+    )
+    emit(
+        line(
+            NAME,
+            f"rate with {2 * few} workers, keys={size} vs {few} worker{'s' if few > 1 else ''}",
+            "rows/s",
+            "higher",
+            Paired(ours.after, ours.before, *ours.usage),
+            options,
+            conditions | {"peer_gain": round(statistics.median(peer.gains), 3), "run_gain": _rounded(ours.gains)},
         )
+    )
 
 
 def spin(rows: int) -> None:
@@ -136,13 +168,15 @@ def worked_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Ours:
-    """An engine that goes from one worker to two and back."""
+    """An engine that goes to twice its workers and back."""
 
-    def __init__(self, spark: SparkSession, folder: Path, files: Batches, first: Path, file: Path, tell: Tell) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: Path, files: Batches, first: Path, file: Path, few: int, tell: Tell
+    ) -> None:
         import penstock as pk
 
-        self._files, self._file, self._tell = files, file, tell
-        self._engine = pk.Engine(spark, workers=1, slice_rows=_SLICE, name="bench").start()
+        self._files, self._file, self._few, self._tell = files, file, few, tell
+        self._engine = pk.Engine(spark, workers=few, slice_rows=_SLICE, name="bench").start()
         flow = pk.Flow(SCHEMA).map_batches(worked, schema=SCHEMA).key_by("k").agg(n=pk.count())
         self._sink = Sink()
         self._stream = Stream(spark, folder / "ours", SCHEMA, self._engine.foreach_batch(flow, self._sink))
@@ -191,9 +225,9 @@ class _Ours:
     def _round(self) -> None:
         since = time.time()
         one = self._rates()
-        up = self._change(2, since)
+        up = self._change(2 * self._few, since)
         two = self._rates()
-        down = self._change(1, up[0])
+        down = self._change(self._few, up[0])
         _, gap, worst, took = up
         self.gaps.append(gap)
         self.slices.append(worst)
@@ -280,11 +314,13 @@ class _Ours:
 class _Peer:
     """Spark: stop, repartition, start."""
 
-    def __init__(self, spark: SparkSession, folder: Path, first: Path, file: Path, tell: Tell) -> None:
-        self._spark, self._file, self._tell = spark, file, tell
+    def __init__(
+        self, spark: SparkSession, folder: Path, first: Path, file: Path, few: int, cores: int, tell: Tell
+    ) -> None:
+        self._spark, self._file, self._few, self._cores, self._tell = spark, file, few, cores, tell
         self._sink = Sink()
-        self._partitions = 1
-        spark.conf.set("spark.sql.shuffle.partitions", "1")
+        self._partitions = few
+        spark.conf.set("spark.sql.shuffle.partitions", str(few))
         self._stream = Stream(
             spark, folder / "peer", SCHEMA, self._sink, self._count, mode="update", store=streams.ROCKSDB
         )
@@ -296,7 +332,7 @@ class _Peer:
         self._stream.give(file)
 
     def _count(self, frame: DataFrame) -> DataFrame:
-        spread = frame.coalesce(1) if self._partitions == 1 else frame
+        spread = frame.coalesce(self._partitions) if self._partitions < self._cores else frame
         return spread.mapInArrow(worked_all, SCHEMA).groupBy("k").count().withColumnRenamed("count", "n")
 
     def rounds(self, budget: float, options: Options, most: int) -> None:
@@ -307,9 +343,9 @@ class _Peer:
         ):
             turn = time.monotonic()
             one = self._rates()
-            pause = self._change(2)
+            pause = self._change(2 * self._few)
             two = self._rates()
-            self._change(1)
+            self._change(self._few)
             self.pauses.append(pause)
             self.gains.append(two / one)
             self._tell(f"Spark {len(self.pauses)}: pause {pause:.2f} s, rate x {two / one:.2f}")

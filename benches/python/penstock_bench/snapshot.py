@@ -45,7 +45,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
 
     count = keys or (QUICK if options.quick else FULL)
     with (
-        streams.session(NAME, tell, residents=True) as (spark, folder),
+        streams.session(NAME, tell, residents=streams.WORKERS) as (spark, folder),
         Engine(spark, workers=streams.WORKERS, name="bench") as engine,
     ):
         _Bench(spark, engine, folder, count, options, emit, tell).run()

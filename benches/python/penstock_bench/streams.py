@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchTimeout", "Batches", "Sink", "Stream", "parts", "session", "spark_versions", "write_file"]
 
-#: Slots that our two residents hold for the engine's life. They sleep between batches.
+#: Residents of most benches; each holds a slot for the engine's life.
 WORKERS = 2
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 DEFAULT = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
@@ -43,8 +43,8 @@ class BatchTimeout(Exception):
 
 
 @contextlib.contextmanager
-def session(name: str, tell: Tell, *, residents: bool) -> Iterator[tuple[SparkSession, Path]]:
-    """Start Spark on the CPUs of this thread: a task for each core, and room for residents where they are wanted."""
+def session(name: str, tell: Tell, *, residents: int = 0) -> Iterator[tuple[SparkSession, Path]]:
+    """Start Spark on the CPUs of this thread: a slot for each core, and for so many residents, which sleep mostly."""
     cores = machine.cores()
     settings = {
         "spark.driver.memory": "4g",
@@ -56,8 +56,7 @@ def session(name: str, tell: Tell, *, residents: bool) -> Iterator[tuple[SparkSe
         "spark.sql.streaming.stopTimeout": "20s",
     }
     tell("starting Spark")
-    slots = cores + (WORKERS if residents else 0)
-    with spark_session(f"penstock bench {name}", slots, cores, settings) as (spark, folder):
+    with spark_session(f"penstock bench {name}", cores + residents, cores, settings) as (spark, folder):
         yield spark, folder
 
 

@@ -231,7 +231,7 @@ TARGETS: tuple[Target, ...] = (
         "the same until the first batch is done, beside Spark with RocksDB", 3.0, "recovery", r"restart.*=1000000\b"
     ),
     Target(
-        "rescale from 1 to 2 workers, saturated with 20 µs of work a record: throughput afterwards",
+        "rescale to twice the workers, saturated with 20 µs of work a record: throughput afterwards",
         1.7,
         "rescale",
         r"rate.*=1000000\b",

@@ -46,7 +46,8 @@ pub fn run(options: &Options, report: &mut Report) {
     for live in RANDOM {
         let start = (0..live).map(|at| (scattered(at), 1)).collect();
         let moves = |at| replace(scattered(at + live), scattered(at));
-        integers(budget, report, format!("random live={live}"), start, rebuilds(live), moves);
+        // The peer sorts what has come, and looks through all of it, once in thousands of moves: in few of them neither shows.
+        integers(budget, report, format!("random live={live}"), start, MOVES / 4, moves);
     }
     for owed in OWED {
         let start = std::iter::once((0, 1)).chain((1..=owed).map(|time| (time, -1)));
