@@ -26,6 +26,7 @@ from engine_support import (
     write,
 )
 from penstock.errors import ConfigError, EngineError, SlotsError
+from penstock.spark._engine import feeds
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -71,6 +72,44 @@ def test_one_two_four_two_one_while_batches_come(wide: Any) -> None:
         run()
         assert state(kept) == counted(batches)
         assert sum(n for n, _ in state(kept).values()) == 600 * batches
+
+
+def test_members_get_equally_many_rows_of_uneven_partitions(wide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs ahead of the first key runs where the rows are; by their numbers all partitions that have some would go
+    to one of two members."""
+    came: list[list[int]] = []
+    kept, original = Kept(), feeds.Places.came
+
+    def watched(self: feeds.Places, receipts: Any, seats: Any) -> None:
+        rows = Counter({seat.member: 0 for seat in seats})
+        for one in receipts:
+            rows[one.member] += one.rows
+        came.append(sorted(rows.values()))
+        original(self, receipts, seats)
+
+    monkeypatch.setattr(feeds.Places, "came", watched)
+    sizes = "array(0, 4000, 0, 1000, 0, 3000, 0, 2000)"
+    rows = wide.range(0, 8, 1, 8).selectExpr(
+        f"explode(array_repeat(id, element_at({sizes}, int(id) + 1))) AS k", "id + 1 AS v"
+    )
+    with pk.Engine(wide, workers=2, name="even", bits=4) as engine:
+        function = engine.foreach_batch(COUNTS, kept, name="even")
+        for batch in range(2):
+            function(rows, batch)
+        resize = engine.rescale(3)
+        wait_for(lambda: len(engine.members()) == 3, what="it has come")
+        for batch in range(2, 12):
+            function(rows, batch)
+            if resize.done:
+                break
+        resize.wait(60)
+        function(rows, batch + 1)
+    assert came[:2] == [[0, 10_000], [5_000, 5_000]]
+    assert came[-1] == [3_000, 3_000, 4_000]
+    times = batch + 2
+    assert state(kept) == {
+        k: (n * times, n * times * (k + 1)) for k, n in ((1, 4_000), (3, 1_000), (5, 3_000), (7, 2_000))
+    }
 
 
 def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) -> None:

@@ -6,6 +6,10 @@ receipts, one for each source that its partition has rows of; the receipts that 
 of an attempt whose receipt Spark did not deliver never count. All of a task go to one member, each source on a
 connection of its own.
 
+What runs ahead of the first key runs where the rows are, so members should get equally many, while partitions differ
+and some have none, as those of a Parquet file that has fewer row groups than the cluster has slots. How many rows come
+is known behind the batch: each partition goes where it would have had to go in the batch before (`Places`).
+
 A task whose member has died does not raise: it reads its rows to their end and yields one that says so. Spark would
 end the whole job, and with it the Python processes of its tasks; so does a process by itself that has not read all of
 its input. Each takes a second of CPU to come back, just when the batch is to be fed again.
@@ -20,11 +24,12 @@ was read would cost each small batch 20 ms. Invariant: what the driver holds of 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,6 +54,7 @@ __all__ = [
     "RECEIPTS_DDL",
     "FeedTarget",
     "FeedTask",
+    "Places",
     "Receipt",
     "Shortcut",
     "first",
@@ -162,6 +168,8 @@ class FeedTask:
         Lets the task in.
     silence : float
         Seconds to wait for a member that neither reads nor answers.
+    places : mapping of int to int
+        The member for a partition; for one that is not here, or whose member is not near, any that is near.
     """
 
     query: str
@@ -170,6 +178,7 @@ class FeedTask:
     seats: tuple[FeedTarget, ...]
     key: Key
     silence: float = 60.0
+    places: Mapping[int, int] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields one row for each source that there are rows of."""
@@ -232,7 +241,8 @@ class FeedTask:
     def _seat(self, partition: int) -> FeedTarget:
         here = executor_name()
         near = [seat for seat in self.seats if seat.executor == here] or list(self.seats)
-        return near[partition % len(near)]
+        placed = [seat for seat in near if seat.member == self.places.get(partition)]
+        return placed[0] if placed else near[partition % len(near)]
 
     def _connect(self, seat: FeedTarget, partition: int, attempt: int, source: int, schema: pa.Schema) -> _native.Feed:
         from penstock import _native
@@ -250,6 +260,54 @@ class FeedTask:
             seat.member,
             source,
         )
+
+
+class Places:
+    """Which member gets which partition, so that those of an executor get about equally many rows.
+
+    Sizes are those of the batch before, the executor of a partition is that of the member that had it then. Partitions
+    go to the member with the least, the largest ones first: the most that one gets is at most 4/3 of the least possible
+    (Graham 1969). Those of a flow that needs order go in their order, in which they are worked off, so that successive
+    ones are at different members.
+
+    Examples
+    --------
+    >>> places, seats = Places(), [FeedTarget(member, "0", "") for member in (4, 5)]
+    >>> places.came([Receipt(partition, 0, 4, 100, None, 0) for partition in (0, 2, 4, 6)], seats)
+    >>> places.of(seats)
+    {0: 4, 2: 5, 4: 4, 6: 5}
+    >>> places.came([Receipt(partition, 0, 4, rows, None, 0) for partition, rows in enumerate((3, 1, 4))], seats)
+    >>> places.of(seats), places.of(seats, ordered=True)
+    ({2: 4, 0: 5, 1: 5}, {0: 4, 1: 5, 2: 5})
+    """
+
+    def __init__(self) -> None:
+        #: Executor -> partition -> rows of the batch before.
+        self._rows: dict[str, dict[int, int]] = {}
+
+    def came(self, receipts: Sequence[Receipt], seats: Sequence[FeedTarget]) -> None:
+        """A batch was fed by tasks."""
+        if any(one.gone is not None for one in receipts):
+            return  # and will be fed again
+        executors = {seat.member: seat.executor for seat in seats}
+        self._rows = {}
+        for one in receipts:
+            rows = self._rows.setdefault(executors[one.member], {})
+            rows[one.partition] = rows.get(one.partition, 0) + one.rows
+
+    def of(self, seats: Sequence[FeedTarget], ordered: bool = False) -> dict[int, int]:
+        """The member for each partition that the batch before had; none where an executor has one member alone."""
+        found: dict[int, int] = {}
+        for executor, rows in self._rows.items():
+            loads = [(0, at, seat.member) for at, seat in enumerate(seats) if seat.executor == executor]
+            if len(loads) < 2:
+                continue
+            heapq.heapify(loads)
+            for partition, count in sorted(rows.items(), key=lambda one: (0 if ordered else -one[1], one[0])):
+                load, at, member = loads[0]
+                found[partition] = member
+                heapq.heapreplace(loads, (load + count, at, member))
+        return found
 
 
 class Shortcut:

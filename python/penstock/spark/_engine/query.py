@@ -189,6 +189,7 @@ class Query:
         #: Counts the programs: members that run another one are told.
         self._functions = 0
         self._shortcut = feeds.Shortcut()
+        self._places = feeds.Places()
         #: What its final epoch gave, of one that ran here.
         self._rest: tuple[int, tuple[drains.Piece, ...], tuple[drains.Piece, ...]] | None = None
         #: Whether what went beside the end is in the counters.
@@ -726,7 +727,8 @@ class Query:
         members = [self._hub.known(one) for one in facts["members"]]
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
         key, silence = self._setup.secret.feed(self.id, epoch), self._setup.silence
-        task = feeds.FeedTask(self.id, epoch, self.program.read, seats, key, silence)
+        places = self._places.of(seats, self.program.ordered)
+        task = feeds.FeedTask(self.id, epoch, self.program.read, seats, key, silence, places)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             receipts = self._fed(by_place(wanted), task, again=measured.feeds > 1)
         for receipt in receipts:
@@ -771,6 +773,7 @@ class Query:
             with feeds.larger_batches(rows.sparkSession, narrow):
                 given = rows.mapInArrow(task, drains.struct_type(feeds.RECEIPTS_DDL)).collect()
             found = [feeds.Receipt(**row.asDict()) for row in given]
+            self._places.came(found, task.seats)
         self._shortcut.came(found)
         return found
 
