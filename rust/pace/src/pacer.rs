@@ -71,6 +71,9 @@ pub struct Release<S, E> {
 pub struct Pace {
     /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
     pub window: u32,
+    /// Whether so many rows of this worker's own may be under way however far ahead they are, in an order-sensitive flow whose workers
+    /// each have other stretches of it: what lies ahead of the first step that needs order is done meanwhile, and the rows wait there.
+    pub apart: bool,
     /// Whether bins are marked before each epoch.
     pub journal: bool,
     /// Whether an epoch is recorded when it is done, before anything of the next one.
@@ -106,6 +109,8 @@ pub struct Pacer<S, E> {
     /// Whether that was more often than when the one before was.
     moved: bool,
     flights: VecDeque<Flight>,
+    /// Rows of those.
+    rows: u64,
 }
 
 impl<S, E> Pacer<S, E> {
@@ -124,6 +129,7 @@ impl<S, E> Pacer<S, E> {
             changes: (!goes_on).then_some(0),
             moved: false,
             flights: VecDeque::new(),
+            rows: 0,
         }
     }
 
@@ -197,7 +203,9 @@ impl<S, E> Pacer<S, E> {
     /// The oldest slice under way, if the probe has passed it.
     pub fn landed(&mut self, probes: &Probes) -> Option<Flight> {
         let landed = self.flights.front().is_some_and(|flight| !probes.output.less_equal(&flight.time));
-        if landed { self.flights.pop_front() } else { None }
+        let flight = if landed { self.flights.pop_front() } else { None };
+        self.rows -= flight.map_or(0, |flight| flight.rows);
+        flight
     }
 
     /// The oldest epoch that was fed, if it is done everywhere.
@@ -245,7 +253,10 @@ impl<S, E> Pacer<S, E> {
     /// Greatest data slice of `epoch` that may be sent now, exclusive.
     fn limit(&self, epoch: u64, driven: &impl Driven) -> u32 {
         match first(&driven.probes().output) {
-            Some(time) if time.epoch == epoch => time.slice.max(MARK).saturating_add(self.window(driven)),
+            Some(time) if time.epoch == epoch => match self.window(driven) {
+                rows if self.pace.apart && self.rows < u64::from(rows) => CLOSE,
+                window => time.slice.max(MARK).saturating_add(window),
+            },
             Some(time) if time.epoch > epoch => CLOSE,
             Some(_) if self.flights.len() < self.overlap => CLOSE,
             Some(_) => MARK, // an earlier epoch is still under way somewhere
@@ -278,6 +289,7 @@ impl<S, E> Pacer<S, E> {
             let (slice, content) = release.slices.pop_front().expect("the front was just read");
             let (sent_at, rows) = driven.send(content)?;
             let time = FlowTime::new(epoch, slice);
+            self.rows += rows;
             match self.flights.back_mut().filter(|flight| flight.time == time) {
                 Some(flight) => flight.rows += rows,
                 None => self.flights.push_back(Flight { time, sent: sent_at, rows }),

@@ -453,12 +453,15 @@ impl Built {
 }
 
 pub(crate) fn pace(config: &GroupConfig) -> Pace {
-    let window = match config.plan.needs_order() {
+    let ordered = config.plan.needs_order();
+    let window = match ordered {
         false => config.window,
         true => u32::try_from(u64::from(config.window) * config.slice_rows as u64).unwrap_or(u32::MAX / 2),
     };
     Pace {
         window: window.max(1),
+        // Elsewhere one worker deals rows to all.
+        apart: ordered && config.journal,
         journal: config.journal,
         eager: config.eager,
         record: config.record,

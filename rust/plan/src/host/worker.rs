@@ -56,6 +56,8 @@ pub(crate) enum Told {
 pub(crate) struct Pace {
     /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
     pub(crate) window: u32,
+    /// Whether so many rows of a worker's own may be, wherever they are.
+    pub(crate) apart: bool,
     /// Whether bins are marked before each epoch.
     pub(crate) journal: bool,
     /// Whether outputs are told as they are made.
@@ -196,8 +198,9 @@ impl WorkerLoop {
         gauges.update(|stats, _| stats.worker = index);
         // Alone there is nobody to wait for.
         let overlaps = !pace.one_by_one && (worker.peers() > 1 || pace.gather);
-        let Pace { window, journal, record, .. } = pace;
-        let pacer = Pacer::new(penstock_pace::Pace { window, journal, record, overlaps }, leader, built.goes_on());
+        let Pace { window, apart, journal, record, .. } = pace;
+        let pacer =
+            Pacer::new(penstock_pace::Pace { window, apart, journal, record, overlaps }, leader, built.goes_on());
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
         let seat = Seat { worker, built, gauges, members: pace.gather.then(Vec::new), reached: None };
         let mut this = WorkerLoop {

@@ -212,7 +212,7 @@ impl Loop {
         })?;
         let peers = worker.peers();
         let leader = (index == 0).then(|| Leader::new(ControlInput::new(control, routing, peers)));
-        let pace = Pace { window: WINDOW, journal: true, record: true, overlaps: true };
+        let pace = Pace { window: WINDOW, apart: false, journal: true, record: true, overlaps: true };
         let (shelf, salt, watermark) = (setup.shelf, setup.salt, setup.watermark);
         let seat = Seat { worker, input, probes, table, shelf, started, late: 0, salt, watermark, now: 0 };
         Ok(Loop { seat, pacer: Pacer::new(pace, leader, true), made, busy: true })
