@@ -582,6 +582,31 @@ def test_ctrl_c_ends_every_wait_and_leaves_no_process(wait: str, processes: int)
 
 
 @pytest.mark.fault
+def test_ctrl_c_just_before_the_wait_for_the_workers_ends_it() -> None:
+    """No system call is interrupted by a signal that has come by then: as `interrupt_main`, it is seen by who looks."""
+    script = _script(
+        """
+        import _thread, threading
+        def program(worker):
+            main = threading.main_thread().ident
+            while sys._current_frames()[main].f_code.co_name != "collect_outcomes":
+                pass
+            _thread.interrupt_main()
+            worker.sequencer().wait_next()
+        try:
+            pk.execute(program, workers=1)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    )
+    try:
+        out, err = script.communicate(timeout=30)
+    finally:
+        script.kill()
+    assert out.split() == ["interrupted"] and script.returncode == 0, err
+
+
+@pytest.mark.fault
 def test_ctrl_c_on_a_worker_in_the_main_thread() -> None:
     script = _script(
         """

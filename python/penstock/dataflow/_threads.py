@@ -29,6 +29,8 @@ R = TypeVar("R")
 _GRACE = 0.5
 #: Seconds after which a thread that sits in foreign code is left behind; it is a daemon and cannot send any more.
 _PATIENCE = 3.0
+#: Seconds between two looks at pending signals.
+_TICK = 0.05
 
 
 class Failure:
@@ -237,7 +239,11 @@ def collect_outcomes(
             threads[-1].start()
             running += 1
         while running:
-            count = events.get()
+            try:
+                # A signal that comes just before the wait does not end it: handlers get their turn now and then.
+                count = events.get(timeout=_TICK)
+            except queue.Empty:
+                continue
             running += count if count else -1
             for _ in range(count):
                 threads.append(thread(follow))
