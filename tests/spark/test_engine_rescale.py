@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
@@ -110,6 +112,34 @@ def test_members_get_equally_many_rows_of_uneven_partitions(wide: Any, monkeypat
     assert state(kept) == {
         k: (n * times, n * times * (k + 1)) for k, n in ((1, 4_000), (3, 1_000), (5, 3_000), (7, 2_000))
     }
+
+
+def test_members_work_on_their_stretches_of_an_ordered_flow_at_once(wide: Any, tmp_path: Path) -> None:
+    """Rows of the second member come behind all of the first one's, further than the window of the flow is wide."""
+    there = tmp_path / "there"
+
+    def meet(batch: pa.RecordBatch) -> pa.RecordBatch:
+        first = batch.column("v")[0].as_py()
+        if first >= 2_000:
+            there.touch()
+        until = time.monotonic() + 60
+        while first == 0 and not there.exists():
+            assert time.monotonic() < until, "nobody works on the other stretch"
+            time.sleep(0.01)
+        return batch
+
+    def numbered(seen: int | None, k: int, v: int) -> tuple[int, tuple[int, int, int]]:
+        seen = (seen or 0) + 1
+        return seen, (k, v, seen)
+
+    flow = pk.Flow("k bigint, v bigint").map_batches(meet, schema="k bigint, v bigint").key_by("k")
+    flow = flow.stateful_map(numbered, schema="k bigint, v bigint, n bigint")
+    kept = Kept()
+    rows = wide.range(0, 4_000, 1, 2).selectExpr("id % 5 AS k", "id AS v")
+    with pk.Engine(wide, workers=2, name="apart", bits=4, slice_rows=64) as engine:
+        engine.foreach_batch(flow, kept, name="apart")(rows, 0)
+    found = sorted((row["v"], row["k"], row["n"]) for row in kept.batches[0].to_pylist())
+    assert found == [(v, v % 5, v // 5 + 1) for v in range(4_000)], "in order all the same"
 
 
 def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ use penstock_progress::{FlowTime, ProbeHandle};
 
 pub use anchor::unix_ns;
 pub use leader::{Cadence, Leader, Migrated, Moves, Order, Refusal, StepReport};
-pub use pacer::{Driven, Flight, Pace, Pacer, Release};
+pub use pacer::{Driven, Flight, Pace, Pacer, Release, Sent};
 
 /// First slice of an epoch: no worker leaves it before it has taken the record of the epoch before.
 pub const SEAL: u32 = 0;

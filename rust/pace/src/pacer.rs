@@ -42,17 +42,28 @@ pub trait Driven {
     fn changes(&self) -> u64;
     /// Whether links are full. When they have room again, the turn comes by itself.
     fn is_congested(&self) -> bool;
-    /// Sends a slice where the data input stands; says when it was read and went, and how many rows it has.
+    /// Sends a slice where the data input stands.
     ///
     /// # Errors
     /// When it cannot be read. The run is over then.
-    fn send(&mut self, slice: Self::Slice) -> Result<(Instant, u64), Self::Error>;
+    fn send(&mut self, slice: Self::Slice) -> Result<Sent, Self::Error>;
     /// Sends what an epoch ends with, in its last slice.
     fn end(&mut self, end: Self::End);
     /// Now; other than the machine's in a simulation.
     fn now(&self) -> Instant {
         Instant::now()
     }
+}
+
+/// What was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// When it was read and went.
+    pub at: Instant,
+    /// Its rows.
+    pub rows: u64,
+    /// Their bytes in memory, about.
+    pub bytes: u64,
 }
 
 /// One epoch's share of a worker.
@@ -71,9 +82,9 @@ pub struct Release<S, E> {
 pub struct Pace {
     /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
     pub window: u32,
-    /// Whether so many rows of this worker's own may be under way however far ahead they are, in an order-sensitive flow whose workers
-    /// each have other stretches of it: what lies ahead of the first step that needs order is done meanwhile, and the rows wait there.
-    pub apart: bool,
+    /// Bytes of rows of this worker's own that may be under way however far ahead they are, in an order-sensitive flow whose workers
+    /// each have stretches of it: what lies ahead of the first step that needs order is done meanwhile, and the rows wait there.
+    pub apart: u64,
     /// Whether bins are marked before each epoch.
     pub journal: bool,
     /// Whether an epoch is recorded when it is done, before anything of the next one.
@@ -90,6 +101,7 @@ pub struct Flight {
     pub sent: Instant,
     /// The rows of this worker's in it.
     pub rows: u64,
+    bytes: u64,
 }
 
 /// See the module.
@@ -109,8 +121,8 @@ pub struct Pacer<S, E> {
     /// Whether that was more often than when the one before was.
     moved: bool,
     flights: VecDeque<Flight>,
-    /// Rows of those.
-    rows: u64,
+    /// Bytes of those.
+    bytes: u64,
 }
 
 impl<S, E> Pacer<S, E> {
@@ -129,7 +141,7 @@ impl<S, E> Pacer<S, E> {
             changes: (!goes_on).then_some(0),
             moved: false,
             flights: VecDeque::new(),
-            rows: 0,
+            bytes: 0,
         }
     }
 
@@ -204,7 +216,7 @@ impl<S, E> Pacer<S, E> {
     pub fn landed(&mut self, probes: &Probes) -> Option<Flight> {
         let landed = self.flights.front().is_some_and(|flight| !probes.output.less_equal(&flight.time));
         let flight = if landed { self.flights.pop_front() } else { None };
-        self.rows -= flight.map_or(0, |flight| flight.rows);
+        self.bytes -= flight.map_or(0, |flight| flight.bytes);
         flight
     }
 
@@ -230,8 +242,11 @@ impl<S, E> Pacer<S, E> {
     /// Slices that may be under way now: fewer in an epoch in which bins move, and in the one after, such as the first of a generation that
     /// goes on. A row waits behind all slices that are under way, and so does a step of a migration.
     fn window(&self, driven: &impl Driven) -> u32 {
-        let moves = self.moved || self.changes != Some(driven.changes());
-        if moves { self.pace.window.div_ceil(CALMER) } else { self.pace.window }
+        if self.moves(driven) { self.pace.window.div_ceil(CALMER) } else { self.pace.window }
+    }
+
+    fn moves(&self, driven: &impl Driven) -> bool {
+        self.moved || self.changes != Some(driven.changes())
     }
 
     /// With a journal, nothing is sent before every worker stands at `MARK` and no migration of an earlier
@@ -253,10 +268,8 @@ impl<S, E> Pacer<S, E> {
     /// Greatest data slice of `epoch` that may be sent now, exclusive.
     fn limit(&self, epoch: u64, driven: &impl Driven) -> u32 {
         match first(&driven.probes().output) {
-            Some(time) if time.epoch == epoch => match self.window(driven) {
-                rows if self.pace.apart && self.rows < u64::from(rows) => CLOSE,
-                window => time.slice.max(MARK).saturating_add(window),
-            },
+            Some(time) if time.epoch == epoch && self.bytes < self.pace.apart && !self.moves(driven) => CLOSE,
+            Some(time) if time.epoch == epoch => time.slice.max(MARK).saturating_add(self.window(driven)),
             Some(time) if time.epoch > epoch => CLOSE,
             Some(_) if self.flights.len() < self.overlap => CLOSE,
             Some(_) => MARK, // an earlier epoch is still under way somewhere
@@ -287,12 +300,12 @@ impl<S, E> Pacer<S, E> {
                 break;
             }
             let (slice, content) = release.slices.pop_front().expect("the front was just read");
-            let (sent_at, rows) = driven.send(content)?;
+            let Sent { at, rows, bytes } = driven.send(content)?;
             let time = FlowTime::new(epoch, slice);
-            self.rows += rows;
+            self.bytes += bytes;
             match self.flights.back_mut().filter(|flight| flight.time == time) {
-                Some(flight) => flight.rows += rows,
-                None => self.flights.push_back(Flight { time, sent: sent_at, rows }),
+                Some(flight) => (flight.rows, flight.bytes) = (flight.rows + rows, flight.bytes + bytes),
+                None => self.flights.push_back(Flight { time, sent: at, rows, bytes }),
             }
             sent = true;
         }

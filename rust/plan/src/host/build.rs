@@ -452,6 +452,9 @@ impl Built {
     }
 }
 
+/// Bytes of rows that a member may have under way in an order-sensitive flow, whose turn it may not be for long.
+const APART: u64 = 64 << 20;
+
 pub(crate) fn pace(config: &GroupConfig) -> Pace {
     let ordered = config.plan.needs_order();
     let window = match ordered {
@@ -461,7 +464,7 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
     Pace {
         window: window.max(1),
         // Elsewhere one worker deals rows to all.
-        apart: ordered && config.journal,
+        apart: if ordered && config.journal { APART } else { 0 },
         journal: config.journal,
         eager: config.eager,
         record: config.record,
