@@ -17,6 +17,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1152,6 +1153,153 @@ def test_items_that_fail_keep_no_run_from_processes() -> None:
         starting = driver._starting
         eventually(lambda: starting.ready or bool(starting.why))
         assert not starting.why
+
+
+# Who ends a run beside its taker, what breaks a wait, and what an error holds
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_a_close_in_another_thread_ends_the_iteration(mode: str) -> None:
+    more: SimpleQueue[int] = SimpleQueue()
+    taken: list[int] = []
+
+    def source() -> Iterator[int]:
+        yield 1
+        while True:
+            yield more.get()
+
+    def take() -> None:
+        for value in results:
+            taken.append(value)
+
+    results = pk.ordered_map(abs, source(), mode=mode, workers=2)
+    taker = threading.Thread(target=take, daemon=True)
+    taker.start()
+    eventually(lambda: taken == [1])
+    results.close()
+    taker.join(30)
+    assert not taker.is_alive()
+    more.put(7)  # the thread of the input goes
+
+
+class Late(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_what_the_handler_of_a_signal_raises_loses_nothing(mode: str) -> None:
+    come = threading.Event()
+
+    def handler(*_: Any) -> None:
+        come.set()
+        raise Late
+
+    def wait(x: int) -> int:
+        assert x != 2 or mode == "processes" or come.wait(60)
+        return x
+
+    before = signal.signal(signal.SIGALRM, handler)
+    found: list[Any] = []
+    try:
+        results = pk.ordered_map(slow if mode == "processes" else wait, range(30), mode=mode, workers=2, chunk=1)
+        with results:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            while len(found) < 31:
+                try:
+                    found.append(next(results))
+                except Late:
+                    found.append(Late)
+            assert list(results) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    found.remove(Late)
+    assert found == list(range(30))
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_the_error_of_an_item_holds_no_other_one(mode: str) -> None:
+    class Held:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+
+    def made(number: int) -> Held:
+        held = Held(number)
+        alive.add(held)
+        return held
+
+    def call(item: Held) -> Held:
+        if item.number % 50 == 7:
+            raise Boom(item.number)
+        return made(item.number)
+
+    caught: list[Boom] = []
+    with pk.ordered_map(call, map(made, range(1_000)), mode=mode, workers=2, chunk=100) as results:
+        while True:
+            try:
+                next(results)
+            except StopIteration:
+                break
+            except Boom as error:
+                caught.append(error)
+    del results
+    gc.collect()
+    assert [error.args[0] for error in caught] == list(range(7, 1_000, 50))
+    assert sorted(held.number for held in alive) == list(range(7, 1_000, 50)), "each has its own item"
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+def test_items_that_grow_are_not_read_far_ahead(mode: str) -> None:
+    read = taken = most = 0
+
+    def source() -> Iterator[bytes]:
+        nonlocal read
+        yield from itertools.repeat(b"", 20_000)
+        for _ in range(400):
+            read += 1
+            yield bytes(1 << 17)
+
+    with pk.ordered_map(len, source(), mode=mode, workers=2, in_flight_bytes=4 << 20) as results:
+        for size in results:
+            taken += size > 0
+            most = max(most, read - taken)
+    # Those of a chunk come out together.
+    assert read == 400 and most < 100, "32 of them are 4 MiB"
+
+
+def test_auto_with_a_timeout_compares_what_modules_have_and_does_here_what_does_not_travel(
+    tmp_path: Path, script: Script
+) -> None:
+    (tmp_path / "lib.py").write_text("SCALE = 1\ndef f(x):\n    return x * SCALE\n")
+    process = script(f"""
+        import sys, threading
+        sys.path.insert(0, {str(tmp_path)!r})
+        import lib
+        import penstock as pk
+        def told(x):
+            return type(x).__name__
+        lib.SCALE = 10
+        with pk.ordered_map(lib.f, range(4), workers=2, timeout=60) as results:
+            print(list(results), results.stats().mode, results.stats().why)
+        with pk.ordered_map(told, [1, threading.Lock(), 3], workers=2, timeout=60) as results:
+            print(list(results), results.stats().mode)
+        """)
+    out, err = process.communicate(timeout=120)
+    assert out.splitlines() == [
+        "[0, 10, 20, 30] threads processes cannot be used: lib.SCALE has another value where its module is imported"
+        " anew; mode='processes' does not ask",
+        "['int', 'lock', 'int'] processes",
+    ], err
+
+
+def test_a_length_that_cannot_be_had_is_none() -> None:
+    class Lazy(list[int]):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    assert list(pk.ordered_map(abs, Lazy([-1, 2]))) == [1, 2]
 
 
 # Processes that a function leaves behind, and what else ends in the middle

@@ -44,6 +44,10 @@ class Reader:
     ----------
     source : iterator
         Only its thread touches it from now on.
+    weigh : callable, optional
+        About how many bytes an item has; one in sixteen is weighed.
+    most_bytes : int, optional
+        It reads no further while about so many were not taken.
 
     Attributes
     ----------
@@ -55,8 +59,11 @@ class Reader:
         What the source raised at its end.
     """
 
-    def __init__(self, source: Iterator[Any]) -> None:
+    def __init__(
+        self, source: Iterator[Any], weigh: Callable[[Any], int] | None = None, most_bytes: int | None = None
+    ) -> None:
         self._source: Iterator[Any] | None = source
+        self._weigh, self._most = weigh, most_bytes
         self._context = contextvars.copy_context()
         self._claim, self._gate = _thread.allocate_lock(), _thread.allocate_lock()
         self._gate.acquire()
@@ -84,7 +91,7 @@ class Reader:
 
     def wait(self) -> None:
         """Wait until there is something to take, or the end."""
-        while not self.listen(self._ring):
+        while not (self.listen(self._ring) or self._closed):
             pause_at_end()
             # A signal that comes just before the wait does not end it: handlers get their turn now and then.
             with contextlib.suppress(queue.Empty):
@@ -113,8 +120,10 @@ class Reader:
         self._orders.put(None)
 
     def close(self) -> None:
-        """Read no more. A source that is silent is left to its thread, which ends with what comes next."""
+        """Read no more, and end a `wait`. A source that is silent is left to its thread, which ends with what comes
+        next."""
         self.stop()
+        self._ring()
         if self._claim.acquire(False):  # it never began
             self._source, self.ended = None, True
         elif self._gate.acquire(timeout=_PATIENCE):
@@ -139,27 +148,38 @@ class Reader:
             tell()
 
     def _read(self) -> None:
-        source, append = self._source, self.items.append
+        source, items, append = self._source, self.items, self.items.append
         assert source is not None
         read = 0
+        weigh, most, size = self._weigh, self._most, 0
+
+        def held() -> bool:
+            return most is not None and size * len(items) > most
+
         while not self._closed:
             room = self._allowed - read
-            if room <= 0:
+            if room <= 0 or held():
                 self._reading = False
-                if self._allowed <= read:
+                # Who takes what there is, or lets more be read, says so behind it.
+                if self._allowed <= read or held():
                     self._orders.get()
                 continue
             self._reading = True
-            before = read
+            before, full = read, False
             for item in islice(source, room):
                 append(item)
                 read += 1
+                if weigh is not None and read & 15 == 1:
+                    size = weigh(item)
                 tell = self._tell
                 if tell is not None:
                     tell()
                 if self._closed:
                     return
-            if read - before < room:
+                if most is not None and size * len(items) > most:
+                    full = True
+                    break
+            if not full and read - before < room:
                 return
 
 

@@ -80,6 +80,11 @@ class Aside(Generic[T]):
                 self._run()
 
     @property
+    def error(self) -> BaseException | None:
+        """What the work raised."""
+        return self._error
+
+    @property
     def begun(self) -> bool:
         """Whether the work has begun."""
         return self._claim.locked()

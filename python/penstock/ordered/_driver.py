@@ -31,7 +31,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from penstock._resume import Aside, caught, dropped, in_a_run
-from penstock.errors import EngineError, ForkError, Interrupted, NotPicklable, OrderedError
+from penstock.errors import EngineError, ForkError, Interrupted, NotPicklable, OrderedError, PenstockError
 from penstock.ordered._chunk import Chunk, Failure, estimate_bytes
 from penstock.ordered._operators import Operator, Stateless, compile_steps, finishes, serial
 from penstock.ordered._options import OperatorStats, Options, Stats
@@ -110,18 +110,33 @@ def _close_all() -> None:
             driver.close(_AT_EXIT)
 
 
+def _let_go(values: list[Any]) -> None:
+    """Have errors of items hold no other item and no result: the frames that called the function, ours, which have
+    returned, are behind it in its traceback."""
+    seen: set[int] = set()
+    for value in values:
+        traceback = value.error.__traceback__ if value.__class__ is Failure else None
+        frame = None if traceback is None else traceback.tb_frame
+        while frame is not None and id(frame) not in seen and frame.f_globals.get("__package__") == __package__:
+            seen.add(id(frame))
+            behind = frame.f_back
+            with contextlib.suppress(RuntimeError):  # it has not: it gives them
+                frame.clear()
+            frame = behind
+
+
 class Driver:
     """The loop of one run. See the module."""
 
     def __init__(self, xs: Iterable[Any], steps: tuple[Step, ...], options: Options) -> None:
         self.steps, self.options = steps, options
-        self._source = open_source(xs, options.reads)
+        self._source = open_source(xs, options.reads, options.in_flight_bytes // (4 * options.workers))
         self._operators: list[Operator] = compile_steps(steps)
         self._finishes = finishes(self._operators)
         self._repeats = all(isinstance(operator, Stateless) for operator in self._operators)
         try:
             left = len(xs)  # type: ignore[arg-type]
-        except (TypeError, OverflowError):
+        except Exception:  # what has no length says so in any way, or says it wrongly: it is an estimate
             left = None
         self._left: int | None = left
         self._window = options.in_flight if options.in_flight is not None else 1 << 62
@@ -177,8 +192,12 @@ class Driver:
                 break  # by a function of this chunk, or by another thread: what was made is not given any more
             out = self._give(chunk, taken)
             self._learn(chunk)
+            chunk.values = []
             if out.values:
-                return out.values
+                if chunk.failed:
+                    del chunk, out  # this frame, too, is behind a function that was called here
+                    _let_go(self._out.values)
+                return self._out.values
         self._shut()
         error = self._error or self._source.error
         told = error is self._out.ended_by and not isinstance(error, Interrupted)  # which is told from then on
@@ -192,7 +211,7 @@ class Driver:
         while True:
             if self._aside is not None:
                 self._await()
-            if self._error is not None:
+            if self._error is not None or self._quit or self._over:
                 return None
             desk, out = self._desk, self._out
             if self._pulled:
@@ -258,7 +277,7 @@ class Driver:
         """Put the next chunk of the input on the desk, if it is there yet; whether it is. With `wait`, wait for it."""
         while True:
             desk, source = self._desk, self._source
-            if desk.over:
+            if desk.over or self._quit or self._over:
                 return False
             buffer = desk.buffer
             source.fill(buffer, desk.mark.items, self._sizer.items(self._mode))
@@ -330,7 +349,18 @@ class Driver:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if not isinstance(error, PenstockError) and self._goes_on(engine):
+                raise  # of a signal handler: who goes on waits again
             self._error = error
+
+    def _goes_on(self, engine: Engine) -> bool:
+        """Whether the workers are there: what broke them would have ended them."""
+        try:
+            if not self._pulled:
+                engine.pull(self._pulled, False)
+        except PenstockError:
+            return False
+        return True
 
     def _give(self, chunk: Chunk, taken: int) -> _Out:
         """Note a chunk as given, as number `taken`."""
@@ -382,12 +412,13 @@ class Driver:
 
     def _await(self) -> None:
         """Wait for what a thread does."""
-        assert self._aside is not None
+        aside = self._aside
+        assert aside is not None
         try:
-            self._aside.wait()
-        except KeyboardInterrupt:
-            raise
+            aside.wait()
         except BaseException as error:
+            if error is not aside.error:
+                raise  # of a signal handler: who goes on waits again
             self._error = error
         self._aside = None
 
@@ -416,12 +447,16 @@ class Driver:
             from penstock.ordered._processes import Pool
 
             try:
-                self._pool = Pool(self.steps, self.options.workers, strict=not self._auto)
+                self._pool = Pool(self.steps, self.options.workers, strict=self.options.mode != "auto")
             except NotPicklable:
                 if self.options.mode != "auto":
                     raise
                 self._mode = "threads"
                 self._why = "the functions do not pickle, so they cannot go to processes"
+            else:
+                if self.options.mode == "auto" and (why := self._pool.differs(self.steps)):
+                    self._end_pool()
+                    self._mode, self._why = "threads", why
         pool = self._pool if self._mode == "processes" else None
         engine = Parallel(self._operators, self.options, pool)
         if pool is not None:
@@ -482,6 +517,7 @@ class Driver:
                 if hasattr(operator, "close"):
                     operator.close()
             _open.discard(self)
+        self._out = self._out._replace(values=[])  # errors of items may hold this
         self._closed = True
 
     def __del__(self) -> None:

@@ -50,7 +50,6 @@ class Starting:
         self._work.start()
 
     def _start(self) -> None:
-        from penstock.ordered._anew import differing, read
         from penstock.ordered._processes import Pool
         from penstock.ordered._wire import dumps
 
@@ -62,11 +61,8 @@ class Starting:
                     return
                 self.pool = Pool(steps, workers, strict=False)
             self.pool.wait()
-            here = read(steps)
-            if here and (what := differing(here, self.pool.there(list(here)))):
-                self.why = (
-                    f"processes cannot be used: {what} where its module is imported anew; mode='processes' does not ask"
-                )
+            self.why = self.pool.differs(steps)
+            if self.why:
                 self.pool.close()
                 return
             self.ready = True

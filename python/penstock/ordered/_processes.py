@@ -249,6 +249,22 @@ class Pool:
         told: dict[tuple[str, str], Any] = wire.loads(*answer)[1]
         return told
 
+    def differs(self, steps: Sequence[Step]) -> str:
+        """What functions read of modules that is not the same in a child, in words; empty where all is. Before `begin`.
+
+        Raises
+        ------
+        OrderedError
+            When a child does not tell.
+        """
+        from penstock.ordered._anew import differing, read
+
+        here = read(steps)
+        what = differing(here, self.there(list(here))) if here else ""
+        if not what:
+            return ""
+        return f"processes cannot be used: {what} where its module is imported anew; mode='processes' does not ask"
+
     def pids(self) -> list[int]:
         """Process ids of the children that run."""
         return [child.popen.pid for child in self._children if child is not None and child.popen.poll() is None]

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from penstock._reader import Reader
 from penstock.errors import Interrupted
+from penstock.ordered._chunk import estimate_bytes
 
 __all__ = ["Source", "open_source"]
 
@@ -141,8 +142,8 @@ class _Aside:
 
     threads, slow = True, False
 
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._reader = Reader(items)
+    def __init__(self, items: Iterator[Any], most_bytes: int) -> None:
+        self._reader = Reader(items, _weigh, most_bytes)
 
     @property
     def ended(self) -> bool:
@@ -173,10 +174,14 @@ class _Aside:
         self._reader.close()
 
 
-def open_source(xs: Iterable[Any], reads: str) -> Source:
-    """The input of a run over an iterable."""
+def _weigh(item: Any) -> int:
+    return estimate_bytes([item])
+
+
+def open_source(xs: Iterable[Any], reads: str, most_bytes: int) -> Source:
+    """The input of a run over an iterable, of which about so many bytes may be read ahead."""
     items = iter(xs)
     numpy = sys.modules.get("numpy")
     if (type(xs) in _NEAR and type(items) in _NEAR) or (numpy is not None and type(xs) is numpy.ndarray):
         return _Here(items, True)
-    return _Here(items, False) if reads == "here" else _Aside(items)
+    return _Here(items, False) if reads == "here" else _Aside(items, most_bytes)
