@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import uuid
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +67,59 @@ def test_the_worker_of_a_key_is_part_of_the_format() -> None:
 
 
 GOLDEN = [2, 2, 0, 6, 0, 6, 4, 6, 0, 4, 2, 3, 4, 2, 5, 6, 3, 0]
+
+
+_MOMENT = datetime(2026, 1, 2, 3, 4, 5, 6)
+_BERLIN = datetime(2026, 1, 2, 3, tzinfo=timezone(timedelta(hours=1)))
+_UUID = uuid.UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("keys", "column"),
+    [
+        *(([1, 5, None], pa.array([1, 5, None], kind)) for kind in (pa.int8(), pa.uint16(), pa.int32(), pa.int64())),
+        ([2**63, 2**64 - 1], pa.array([2**63, 2**64 - 1], pa.uint64())),
+        ([True, False, None], pa.array([True, False, None])),
+        *((["a", "é", None], pa.array(["a", "é", None], kind)) for kind in (pa.string(), pa.large_string())),
+        (["a", "é"], pa.array(["a", "é"], pa.string_view())),
+        *(([b"ab", None], pa.array([b"ab", None], kind)) for kind in (pa.binary(), pa.binary(2), pa.binary_view())),
+        ([_UUID], pa.array([_UUID.bytes], pa.binary(16))),
+        ([date(2026, 1, 1)], pa.array([date(2026, 1, 1)], pa.date32())),
+        ([_MOMENT], pa.array([_MOMENT], pa.timestamp("us"))),
+        ([_BERLIN], pa.array([_BERLIN], pa.timestamp("us", "Europe/Berlin"))),
+        ([timedelta(1, 2, 3)], pa.array([timedelta(1, 2, 3)], pa.duration("us"))),
+    ],
+)
+def test_keys_in_lists_have_the_hashes_of_those_in_columns(keys: list[Any], column: Any) -> None:
+    found = pa.record_batch(_native.hash_columns(pa.record_batch({"k": column}), ["k"]))
+    assert _native.hash_keys(keys) == found.column(0).to_pylist()
+
+
+@pytest.mark.parametrize("others", [[], ["n"]])
+def test_keys_of_columns_meet_however_they_are_encoded(others: list[str]) -> None:
+    keys = ["a", "b", "c", "d", None, "e", "e", "f"]
+    plain = pa.array(keys)
+    encoded = [plain, plain.dictionary_encode(), pc.run_end_encode(plain)]
+
+    def program(worker: Worker) -> list[Any]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            seen = stream.exchange(["k", *others]).collect()
+        if worker.index == 0:
+            for column in [*encoded, *([] if others else [pa.nulls(1)])]:
+                handle.send(pa.record_batch({"k": column, "n": pa.array(range(len(column)))}))
+        return seen
+
+    homes: dict[Any, set[int]] = {}
+    rows = 0
+    for index, seen in enumerate(pk.execute(program, workers=3)):
+        for _, batch in seen:
+            rows += batch.num_rows
+            for key, n in zip(batch["k"].to_pylist(), batch["n"].to_pylist(), strict=True):
+                homes.setdefault((key, n) if others else key, set()).add(index)
+    assert rows == (24 if others else 25)
+    assert all(len(found) == 1 for found in homes.values()), homes
+    assert len(set.union(*homes.values())) > 1
 
 
 def test_a_key_function_that_raises_names_step_file_line_and_item() -> None:

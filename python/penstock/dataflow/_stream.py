@@ -235,8 +235,16 @@ class Stream(Generic[X]):
         Notes
         -----
         The worker is the key's 64-bit hash modulo the number of workers; the hash is the same on every worker, in every
-        process and release, for a key in a list and the same one in an Arrow column. Record batches are split without
-        the interpreter lock. A key function that raises, or gives a key without a stable hash, is a
+        process and release. Record batches are split without the interpreter lock.
+
+        A key in a list and the same one in a column have the same hash where it is an int (one that a column of 64 bits
+        can hold), bool, str, bytes, UUID, None, or a date in a ``date32`` column, or a datetime or timedelta in a
+        column of microseconds. Floats, decimals, times of day and tuples (beside several columns) have others in a list
+        than in columns. Two columns agree where both have ints of any width, text or bytes in any layout, or one
+        type; several columns where their types do, but for the layout of text. Dictionaries and runs count as their
+        values.
+
+        A key function that raises, or gives a key without a stable hash, is a
         `UserFunctionError`. One worker alone calls the key function of each item and looks at columns as well, so it
         finds the same mistakes, at the same cost.
 

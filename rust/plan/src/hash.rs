@@ -1,16 +1,18 @@
 //! The key hash. It is part of the format: bins on disk, on the wire and in shuffles are cut by it, so it never changes.
 //!
 //! One integer-like column: [`hash_int`] of its 64-bit code. One string or binary column: [`hash_bytes`] of its bytes, the same for every
-//! Arrow layout of the text. Any other key, and every composite one: `hash_bytes` of the arrow-row bytes of its columns, where floats
+//! Arrow layout of the text but for dictionaries and runs, which are looked up before ([`decoded`]). Any other key, and every composite one: `hash_bytes` of the arrow-row bytes of its columns, where floats
 //! have one zero and one NaN. A null in a single column: [`NULL_HASH`]. A golden test pins the values.
 //!
 //! All 64 bits are well mixed: bins take the top ones, tables inside a bin index by the low ones.
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef};
+use arrow_array::types::{Int16Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef, UInt64Array, new_null_array};
 use arrow_buffer::ScalarBuffer;
 use arrow_row::{RowConverter, SortField};
 use arrow_schema::{ArrowError, DataType};
+use arrow_select::take::take;
 
 use crate::column;
 
@@ -107,6 +109,33 @@ pub fn hash_columns(columns: &[ArrayRef]) -> Result<Vec<u64>, ArrowError> {
         }
     }
     Ok(hashes)
+}
+
+/// A column of keys with its values in place of dictionaries and runs, so that equal keys have one hash however they are encoded; where
+/// there are nulls alone, with nulls of a type. Other columns are shared.
+///
+/// # Errors
+/// A dictionary or runs that do not hold together.
+pub fn decoded(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    macro_rules! runs {
+        ($index:ty) => {
+            if let Some(runs) = array.as_run_opt::<$index>() {
+                let places = (0..array.len()).map(|row| runs.get_physical_index(row) as u64);
+                return decoded(&take(runs.values(), &UInt64Array::from_iter_values(places), None)?);
+            }
+        };
+    }
+    match array.data_type() {
+        DataType::Dictionary(..) => return decoded(&column::plain(array)?),
+        DataType::Null => return Ok(new_null_array(&DataType::Int64, array.len())),
+        DataType::RunEndEncoded(..) => {
+            runs!(Int16Type);
+            runs!(Int32Type);
+            runs!(Int64Type);
+        }
+        _ => {}
+    }
+    Ok(array.clone())
 }
 
 /// The hashes of rows of some columns of 64 bits with a sign and without nulls: without rows of bytes being made of them.

@@ -1,10 +1,13 @@
 //! The parts of the format that other releases and other languages read: key hashes and chunks of state.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use crate::common;
+use arrow_array::types::Int8Type;
 use arrow_array::*;
 use penstock_bins::{BinState, BinTable, Encoding, Routing};
+use penstock_plan::hash::decoded;
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{Callbacks, KeyedSpec, NULL_HASH, Plan, State, hash_bytes, hash_columns, hash_int};
 
@@ -78,6 +81,33 @@ fn a_value_hashes_alike_in_every_type_that_holds_it() {
     let floats = hash_columns(&[Arc::new(Float32Array::from(vec![Some(7.0), None])) as ArrayRef]).unwrap();
     assert_eq!(floats[1], NULL_HASH);
     assert!(hash_columns(&[]).is_err());
+}
+
+#[test]
+fn a_key_that_is_decoded_hashes_as_its_values() {
+    let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), Some("a"), None, Some("b"), None]));
+    let dictionary: DictionaryArray<Int8Type> = [Some("a"), Some("a"), None, Some("b"), None].into_iter().collect();
+    // A null of its values is one, too.
+    let values = StringArray::from(vec![None, Some("b"), Some("a")]);
+    let keys = Int32Array::from(vec![Some(2), Some(2), None, Some(1), Some(0)]);
+    let nulls = DictionaryArray::try_new(keys, Arc::new(values.clone())).unwrap();
+    let values = StringArray::from(vec![Some("a"), None, Some("b"), None]);
+    let runs = RunArray::try_new(&Int16Array::from(vec![2, 3, 4, 5]), &values).unwrap();
+    let within: DictionaryArray<Int8Type> = [Some("a"), None, Some("b"), None].into_iter().collect();
+    let both = RunArray::try_new(&Int64Array::from(vec![2, 3, 4, 5]), &within).unwrap();
+    let encoded: Vec<ArrayRef> =
+        vec![Arc::new(dictionary), Arc::new(nulls), Arc::new(runs), Arc::new(both), texts.clone()];
+    let other: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3, 4, 5]));
+    for array in encoded {
+        for (from, rows) in [(0, 5), (1, 3), (3, 2), (2, 0)] {
+            let (array, texts, other) = (array.slice(from, rows), texts.slice(from, rows), other.slice(from, rows));
+            let decoded = decoded(&array).unwrap();
+            assert_eq!(hash_columns(from_ref(&decoded)).unwrap(), hash_columns(from_ref(&texts)).unwrap());
+            assert_eq!(hash_columns(&[decoded, other.clone()]).unwrap(), hash_columns(&[texts, other]).unwrap());
+        }
+    }
+    let nothing = decoded(&(Arc::new(NullArray::new(2)) as ArrayRef)).unwrap();
+    assert_eq!(hash_columns(&[nothing]).unwrap(), [NULL_HASH, NULL_HASH]);
 }
 
 #[test]

@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 
-use arrow_array::{RecordBatch as Batch, UInt32Array};
+use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
 use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Scope, Stream};
-use penstock_plan::hash::hash_columns_of;
+use penstock_plan::hash::{decoded, hash_columns_of};
 use pyo3::exceptions::{PyException, PyIndexError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -172,14 +172,19 @@ fn by_columns(batch: &Batch, columns: &[String], peers: usize) -> Result<Vec<(us
         })
     };
     let columns = columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
+    let hashes = |columns: &[ArrayRef], rows: usize| {
+        // Batches of one stream may have the same keys in a dictionary and without.
+        let columns = columns.iter().map(decoded).collect::<Result<Vec<_>, _>>();
+        let hashes = columns.and_then(|columns| hash_columns_of(&columns, rows));
+        hashes.map_err(|error| raised(Kind::Schema, &error.to_string()))
+    };
     if peers == 1 {
         // Types alone: what each row hashes to makes no difference.
         let types: Vec<_> = columns.iter().map(|column| column.slice(0, 0)).collect();
-        hash_columns_of(&types, 0).map_err(|error| raised(Kind::Schema, &error.to_string()))?;
+        hashes(&types, 0)?;
         return Ok(vec![(0, Block::Rows(batch.clone()))]);
     }
-    let hashes =
-        hash_columns_of(&columns, batch.num_rows()).map_err(|error| raised(Kind::Schema, &error.to_string()))?;
+    let hashes = hashes(&columns, batch.num_rows())?;
     let mut rows: Vec<Vec<u32>> = vec![Vec::new(); peers];
     for (row, hash) in hashes.iter().enumerate() {
         rows[(hash % peers as u64) as usize].push(row as u32);
