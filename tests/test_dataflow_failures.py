@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -146,6 +147,62 @@ def test_a_logic_that_is_a_coroutine_function_is_an_error() -> None:
         numbers.send([1])
 
     with pytest.raises(errors.UserFunctionError, match=r"waits.* returned a coroutine \(.*logic\), which nobody"):
+        pk.execute(program, workers=1)
+
+
+def yielding(*_: Any) -> Iterator[int]:
+    yield 1
+
+
+async def async_yielding(*_: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("where", ["inspect", "inspect_blocks"])
+@pytest.mark.parametrize(
+    ("func", "kind"), [(yielding, "a generator"), (async_yielding, "an async generator")], ids=["plain", "async"]
+)
+def test_a_generator_that_nobody_would_run_is_refused(where: str, func: Any, kind: str) -> None:
+    """It was called for each item, and did nothing."""
+
+    def program(given: Any) -> Any:
+        def run(worker: Worker) -> None:
+            with worker.dataflow() as scope:
+                numbers, stream = scope.input()
+                getattr(stream, where)(given)
+            numbers.send([10])
+
+        return run
+
+    with pytest.raises(errors.ConfigError, match=f"{where} {func.__name__}: {func.__name__} is {kind} function"):
+        pk.execute(program(func), workers=1)
+    with pytest.raises(errors.UserFunctionError, match=rf"the function returned {kind} \({func.__name__}\), which"):
+        pk.execute(program(lambda *given: func(*given)), workers=1)
+
+
+def test_a_filter_by_a_generator_is_an_error_that_names_the_item() -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.filter(yielding)
+        numbers.send([10])
+
+    with pytest.raises(errors.UserFunctionError, match=r"filter yielding: .* a generator \(yielding\)") as caught:
+        pk.execute(program, workers=1)
+    assert "item: 10" in str(caught.value)
+
+
+@pytest.mark.parametrize(("logic", "kind"), [(yielding, "a generator"), (async_yielding, "an async generator")])
+def test_a_logic_that_is_a_generator_function_is_an_error(logic: Any, kind: str) -> None:
+    """It read nothing, and the run did not end."""
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.unary(lambda capability: logic, name="waits")
+        numbers.send([1])
+
+    with pytest.raises(errors.UserFunctionError, match=rf"waits: .*the logic returned {kind} \({logic.__name__}\)"):
         pk.execute(program, workers=1)
 
 

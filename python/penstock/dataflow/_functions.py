@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from penstock._coroutines import require_plain, unawaited
+from penstock._coroutines import UNRUN, require_plain, unrun
 from penstock._functions.calls import locate, user_error
 from penstock._functions.short import short
 from penstock.errors import BlockError, PenstockError, UserFunctionError
@@ -66,16 +66,23 @@ def _items(step: str, block: Any, instead: str) -> list[Any]:
 
 
 def each_item(
-    step: str, func: Callable[..., Any], loop: Callable[[Callable[..., Any], Iterator[Any]], R], instead: str
+    step: str,
+    func: Callable[..., Any],
+    loop: Callable[[Callable[..., Any], Iterator[Any]], R],
+    instead: str,
+    *,
+    ignored: bool = False,
 ) -> Callable[[Any], R]:
     """A function from block to block: ``loop(func, items)``, with the item named that `func` failed on.
+
+    `ignored`: the loop does nothing with what `func` gives.
 
     Raises
     ------
     ConfigError
-        For a coroutine function.
+        For a coroutine function; where results are ignored for a generator function as well.
     """
-    require_plain(func, step)
+    require_plain(func, step, ignored=ignored)
 
     def call(block: Any) -> R:
         items = _items(step, block, instead)
@@ -91,14 +98,15 @@ def each_item(
     return call
 
 
-def each_block(step: str, func: Callable[..., R]) -> Callable[..., R]:
+def each_block(step: str, func: Callable[..., R], *, ignored: bool = False) -> Callable[..., R]:
     """`func` itself, with its exceptions turned into the user's error; as `each_item`."""
-    require_plain(func, step)
+    require_plain(func, step, ignored=ignored)
+    refused = UNRUN if ignored else (CoroutineType,)
 
     def call(*arguments: Any) -> R:
         try:
             result = func(*arguments)
-            if result.__class__ is CoroutineType:
+            if result.__class__ in refused:
                 _refuse(result)
             return result
         except Exception as error:
@@ -109,11 +117,11 @@ def each_block(step: str, func: Callable[..., R]) -> Callable[..., R]:
 
 
 def _refuse(made: Any) -> Any:
-    raise TypeError(f"the function {unawaited(made)}")
+    raise TypeError(f"the function {unrun(made)}")
 
 
 def _true(mark: Any) -> bool:
-    if mark.__class__ is CoroutineType:
+    if mark.__class__ in UNRUN:
         _refuse(mark)
     return True
 
@@ -142,10 +150,10 @@ def observe(step: str, func: Callable[[Any], Any]) -> Callable[[Any, Any], None]
     def loop(func: Callable[[Any], Any], items: Iterable[Any]) -> None:
         for item in items:
             made = func(item)
-            if made.__class__ is CoroutineType:
+            if made is not None and made.__class__ in UNRUN:
                 _refuse(made)
 
-    shown = each_item(step, func, loop, "inspect_blocks")
+    shown = each_item(step, func, loop, "inspect_blocks", ignored=True)
     return lambda time, block: shown(block)
 
 

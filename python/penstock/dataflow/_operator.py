@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import CoroutineType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
-from penstock._coroutines import unawaited
+from penstock._coroutines import UNRUN, unrun
 from penstock._resume import Passed
 from penstock.dataflow._functions import failed
 from penstock.errors import CapabilityError
@@ -448,8 +448,8 @@ def wrap(
         def run() -> None:
             try:
                 given = logic(*arguments)
-                if given.__class__ is CoroutineType:
-                    raise TypeError(f"the logic {unawaited(given)}")
+                if given is not None and given.__class__ in UNRUN:
+                    raise TypeError(f"the logic {unrun(given)}")
             except Exception as error:
                 made = failed(step, logic, error)
                 raise made from (error.__cause__ if made is error else error)

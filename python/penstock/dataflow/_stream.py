@@ -198,7 +198,7 @@ class Stream(Generic[X]):
         [None]
         """
         step = f"inspect_blocks {name_of(func)}"
-        return self._apply(step, each_block(step, func), timed=True)
+        return self._apply(step, each_block(step, func, ignored=True), timed=True)
 
     def collect(self, into: list[tuple[Any, Any]] | None = None) -> list[tuple[Any, Any]]:
         """A list that gets ``(time, block)`` of each block that comes out of this stream on this worker.
