@@ -69,6 +69,23 @@ def test_user_code_that_raises_stops_all_and_reaches_the_caller(where: str) -> N
         assert caught.value.step == f"{where} bad" and "item: 1" in str(caught.value)
 
 
+def test_a_constructor_whose_error_is_caught_leaves_no_graph_that_could_start() -> None:
+    """Its operator read nothing, and the run did not end."""
+
+    def bad(capability: Any) -> Any:
+        raise ValueError("bad luck")
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            with pytest.raises(errors.UserFunctionError, match="bad luck"):
+                stream.unary(bad)
+        numbers.send([1])
+
+    with pytest.raises(errors.GraphError, match='operator "bad" was never built'):
+        pk.execute(program, workers=1)
+
+
 async def fetched(*_: Any) -> int:
     return 1
 

@@ -185,6 +185,19 @@ impl<T: Timestamp> OperatorBuilder<T> {
     where
         L: FnMut(&Frontiers<'_, T>) -> Result<(), BoxError> + 'static,
     {
+        match self.try_build(|capabilities| Ok::<_, std::convert::Infallible>(constructor(capabilities))) {
+            Ok(()) => {}
+        }
+    }
+
+    /// As [`OperatorBuilder::build`], with a constructor that may fail.
+    ///
+    /// # Errors
+    /// The constructor's; the operator is unbuilt then, and its graph invalid.
+    pub fn try_build<L, E>(self, constructor: impl FnOnce(Vec<Capability<T>>) -> Result<L, E>) -> Result<(), E>
+    where
+        L: FnMut(&Frontiers<'_, T>) -> Result<(), BoxError> + 'static,
+    {
         let joins = self.scope.region.core.membership().is_some_and(|membership| membership.joins());
         let adopt = |counts: &Counts<T>| {
             let counts = if joins { Rc::default() } else { counts.clone() };
@@ -192,9 +205,10 @@ impl<T: Timestamp> OperatorBuilder<T> {
         };
         let capabilities = self.ports.outputs.borrow().iter().map(adopt).collect();
         let _origin = self.scope.region.core.origin(&self.name);
-        let logic = Rc::new(RefCell::new(Box::new(constructor(capabilities)) as crate::region::Logic<T>));
+        let logic = Rc::new(RefCell::new(Box::new(constructor(capabilities)?) as crate::region::Logic<T>));
         let body = Body::Operator { ports: self.ports.clone(), logic, notify: self.notify };
         self.scope.region.set_body(self.node, body);
+        Ok(())
     }
 }
 

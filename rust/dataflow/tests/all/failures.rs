@@ -10,7 +10,9 @@ use crate::frames::frame;
 use crate::support::{self, Link, TAG, join, mesh, on_mesh, tcp_pair};
 use penstock_dataflow::error::ProtocolFault;
 use penstock_dataflow::fabric::Duplex;
-use penstock_dataflow::{BoxError, Error, Exchange, LoopEnd, OperatorBuilder, Pipeline, Worker, execute, fabric};
+use penstock_dataflow::{
+    BoxError, Error, Exchange, Frontiers, LoopEnd, OperatorBuilder, Pipeline, Worker, execute, fabric,
+};
 use penstock_progress::timestamp::Product;
 
 #[derive(Debug, thiserror::Error)]
@@ -441,6 +443,18 @@ fn graphs_that_cannot_run_are_refused() {
         worker.dataflow::<u64, _>("open", |scope| drop(OperatorBuilder::new(scope, "half")));
     });
     assert!(reason.contains("operator \"half\" was never built"), "{reason}");
+    let reason = refused(&|worker| {
+        worker.dataflow::<u64, _>("failed", |scope| {
+            let mut builder = OperatorBuilder::new(scope, "failing");
+            let _stream = builder.output::<u64>();
+            let built = builder.try_build(|_| match true {
+                true => Err("no logic"),
+                false => Ok(|_: &Frontiers<'_, u64>| Ok(())),
+            });
+            assert_eq!(built, Err("no logic"));
+        });
+    });
+    assert!(reason.contains("operator \"failing\" was never built"), "{reason}");
     let reason = refused(&|worker| {
         worker.dataflow::<u64, _>("foreign", |scope| {
             let (_, stream) = scope.new_input::<u64>();

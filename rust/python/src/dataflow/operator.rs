@@ -287,7 +287,7 @@ impl DataflowPorts {
 /// Builds an operator: ``constructor(ports, capability)`` gives its logic.
 ///
 /// # Errors
-/// What the constructor raises; the graph is then unfinished and its worker must be aborted.
+/// What the constructor raises; the operator is unbuilt then, so that a program that goes on cannot start its graph.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn build<T: Time>(
     scope: &Scope<T>,
@@ -312,15 +312,11 @@ pub(crate) fn build<T: Time>(
         notified: Cell::new(false),
         activator,
     });
-    let mut outcome = Ok(());
-    builder.build(|mut capabilities| {
+    builder.try_build(|mut capabilities| {
         let handle = DataflowPorts { key: address.keep("Operator", PortsState { ports: level(ports.clone()), depth }) };
         let held = DataflowCapability::new(address, hold(capabilities.remove(0)), depth);
-        let logic = constructor.call1((handle, held)).map(Bound::unbind);
-        let logic = logic.map_err(|error| outcome = Err(error)).ok();
-        let ports = ports.clone();
-        move |frontiers: &penstock_dataflow::Frontiers<'_, T>| {
-            let Some(logic) = &logic else { return Ok(()) };
+        let logic = constructor.call1((handle, held))?.unbind();
+        Ok::<_, PyErr>(move |frontiers: &penstock_dataflow::Frontiers<'_, T>| {
             for (seen, input) in ports.frontiers.borrow_mut().iter_mut().zip(0..) {
                 seen.clear();
                 seen.extend_from_slice(frontiers.frontier(input));
@@ -340,7 +336,7 @@ pub(crate) fn build<T: Time>(
                 ports.activator.activate();
             }
             Ok(())
-        }
-    });
-    outcome.map(|()| made)
+        })
+    })?;
+    Ok(made)
 }
