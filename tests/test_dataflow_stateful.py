@@ -268,6 +268,23 @@ def test_what_is_due_is_indexed_once_a_bin() -> None:
         assert state._least() == time + 1 and len(state._due) <= 9, state._due
 
 
+def test_what_is_due_far_ahead_is_indexed_once_however_often_something_is_nearer() -> None:
+    def fold(time: int, records: list[Any], mine: Any) -> None:
+        if "far" not in mine.state:
+            mine.state["far"] = True
+            mine.notify_at(10_000, "far")
+        if "item" in records:
+            mine.notify_at(time + 1, "near")
+
+    state = _stateful._State("step", [fold], {})
+    for time in range(0, 500, 2):
+        state._came[time] = [(0, 0, bin, "item") for bin in range(3)]
+        state._apply(time)
+        assert state._least() == time + 1
+        state._apply(time + 1)
+        assert state._least() == 10_000 and len(state._due) <= 6, state._due
+
+
 def test_a_migration_of_idle_sources_completes() -> None:
     def run(worker: Any) -> Any:
         with worker.dataflow() as scope:

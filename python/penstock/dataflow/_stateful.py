@@ -272,6 +272,8 @@ class _State:
         #: When something post-dated is due first, by bin, and the same in order; entries that do not agree are old.
         self._first: dict[int, int] = {}
         self._due: list[tuple[int, int]] = []
+        #: What is in that order: once each, however often something else is due first.
+        self._listed: set[tuple[int, int]] = set()
 
     def start(self, capability: Capability) -> Callable[..., None]:
         """The constructor of S."""
@@ -333,9 +335,11 @@ class _State:
         least = min((at for at in map(Bin._least, self._bins[bin]) if at is not None), default=None)
         if least is None:
             self._first.pop(bin, None)
-        elif self._first.get(bin) != least:
+        else:
             self._first[bin] = least
-            heapq.heappush(self._due, (least, bin))
+            if (least, bin) not in self._listed:
+                self._listed.add((least, bin))
+                heapq.heappush(self._due, (least, bin))
 
     def _least(self) -> int | None:
         """When the next is due of bins that are here."""
@@ -343,7 +347,7 @@ class _State:
             at, bin = self._due[0]
             if bin in self._bins and self._first.get(bin) == at:
                 return at
-            heapq.heappop(self._due)
+            self._listed.remove(heapq.heappop(self._due))
             if bin not in self._bins:
                 self._first.pop(bin, None)  # it has left, with what was due
         return None
