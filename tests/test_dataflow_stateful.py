@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -252,6 +253,57 @@ def test_bins_are_refused_where_workers_come_and_go() -> None:
     for how in ("distribute", "machine", "unary"):
         with pytest.raises(GraphError, match=r"bins belong to workers that stay.*execute without join="):
             pk.execute(lambda worker, how=how: run(worker, how), workers=1, join=1)
+
+
+def test_owners_are_those_of_a_map_for_each_time() -> None:
+    rng = random.Random(5)
+    owners = _stateful._Owners([0, 1, 2, 3])
+    maps = [(0, [0, 1, 2, 3])]
+    least = time = 0
+    for _ in range(2_000):
+        match rng.randrange(8):
+            case 0:
+                time += rng.randrange(1, 4)
+                commands = [(0, rng.choice([None, (rng.randrange(4), rng.randrange(4)), rng.sample(range(4), 4)]))]
+                changes = _stateful._changes(owners.newest, commands, 4, "step", time)
+                owners.add(time, changes)
+                after = list(maps[-1][1])
+                for bin, old, new in changes:
+                    assert after[bin] == old != new
+                    after[bin] = new
+                maps.append((time, after))
+            case 1:
+                least = min(rng.randrange(least, least + 3), time)
+                owners.forget(least)
+            case _:
+                asked = rng.randrange(least, time + 2)
+                assert owners.at(asked) == next(found for since, found in reversed(maps) if since <= asked)
+    assert owners.newest == maps[-1][1] and len(maps) > 100
+    owners.forget(time)
+    assert owners.at(time) == owners.newest and not owners._changes
+
+
+def test_moves_that_are_given_ahead_cost_what_they_move() -> None:
+    def run(worker: Any) -> int:
+        with worker.dataflow() as scope:
+            data, stream = scope.input()
+            moves, control = scope.input()
+            probe = stream.stateful_unary(key_of, nothing, control=control, bits=12).probe()
+        tracemalloc.start()
+        for time in range(1, 301):
+            moves.advance_to(time)
+            moves.send([(time, 0)])
+        moves.advance_to(301)
+        for _ in range(5):
+            worker.step()
+        data.advance_to(301)
+        worker.step_while(lambda: probe.less_than(301))
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    [most] = pk.execute(run, workers=1)
+    assert most < 2_000_000
 
 
 def test_what_is_due_is_indexed_once_a_bin() -> None:

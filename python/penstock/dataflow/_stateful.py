@@ -28,6 +28,7 @@ Source: Megaphone (Hoffmann et al., VLDB 2019), sections 3 and 4.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -105,15 +106,19 @@ class Bin:
         self.state, self._due, self._count, self._now = told
 
 
-def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: int, step: str, time: int) -> list[int]:
-    """The owner of each bin after the commands of one time, each with the worker that gave it.
+#: Bins that change their owner, in their order: (bin, from, to).
+_Changes = list[tuple[int, int, int]]
+
+
+def _changes(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: int, step: str, time: int) -> _Changes:
+    """What the commands of one time, each with the worker that gave it, change of the owners of the bins.
 
     Raises
     ------
     ConfigError
         For no command, one that names no worker or bin, two of one bin, and a list of all workers beside others.
     """
-    made = list(owners)
+    made: dict[int, int] = {}
     acting = [(giver, command) for giver, command in commands if command is not None]
     moved: dict[int, tuple[int, Any]] = {}
 
@@ -128,19 +133,19 @@ def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: i
 
     for at, (giver, command) in enumerate(acting):
         if isinstance(command, list):
-            if len(command) != len(made):
-                raise ConfigError(f"{step}: a map of {len(command)} workers for {len(made)} bins; name one for each")
+            if len(command) != len(owners):
+                raise ConfigError(f"{step}: a map of {len(command)} workers for {len(owners)} bins; name one for each")
             if len(acting) > 1:
                 raise ConfigError(
                     f"{step}: a map of all bins is not alone at time {time}: {told(giver, command)}, and"
                     f" {told(*acting[0 if at else 1])}; give the others another time"
                 )
-            made = [worker(one) for one in command]
+            made = dict(enumerate(map(worker, command)))
         elif isinstance(command, tuple) and len(command) == 2:
             named, to = command
-            bin = whole(named, 0, len(made) - 1)
+            bin = whole(named, 0, len(owners) - 1)
             if bin is None:
-                raise ConfigError(f"{step}: there is no bin {named!r}, only 0 to {len(made) - 1}")
+                raise ConfigError(f"{step}: there is no bin {named!r}, only 0 to {len(owners) - 1}")
             if bin in moved:
                 raise ConfigError(
                     f"{step}: bin {bin} is moved twice at time {time}: {told(*moved[bin])}, and {told(giver, command)};"
@@ -150,7 +155,52 @@ def _owners(owners: Sequence[int], commands: Iterable[tuple[int, Any]], peers: i
             made[bin] = worker(to)
         else:
             raise ConfigError(f"{step}: {command!r:.80} is no command: give (bin, worker), a list of workers, or None")
-    return made
+    return [(bin, owners[bin], new) for bin, new in sorted(made.items()) if owners[bin] != new]
+
+
+class _Owners:
+    """The owner of each bin, from when on.
+
+    What is ahead is kept as changes, so that thousands of moves that are given in advance cost what they change, and a
+    map is walked along them to the time that is asked for: forward mostly, as data comes.
+    """
+
+    def __init__(self, owners: list[int]) -> None:
+        #: After all changes.
+        self.newest = owners
+        self._found = list(owners)
+        #: How many of the changes are in what was found last.
+        self._done = 0
+        self._changes: deque[tuple[int, _Changes]] = deque()
+
+    def add(self, time: int, changes: _Changes) -> None:
+        """Changes from a time on that is later than those of all before."""
+        for bin, _, new in changes:
+            self.newest[bin] = new
+        if changes:
+            self._changes.append((time, changes))
+
+    def at(self, time: int) -> list[int]:
+        """The owners at a time; until the next call."""
+        while self._done < len(self._changes) and self._changes[self._done][0] <= time:
+            for bin, _, new in self._changes[self._done][1]:
+                self._found[bin] = new
+            self._done += 1
+        while self._done and self._changes[self._done - 1][0] > time:
+            self._done -= 1
+            for bin, old, _ in self._changes[self._done][1]:
+                self._found[bin] = old
+        return self._found
+
+    def forget(self, time: int) -> None:
+        """Nobody asks for earlier times any more."""
+        while self._changes and self._changes[0][0] <= time:
+            _, changes = self._changes.popleft()
+            if self._done:
+                self._done -= 1
+                continue
+            for bin, _, new in changes:
+                self._found[bin] = new
 
 
 class _Router:
@@ -175,8 +225,7 @@ class _Router:
         #: This operator, and what S has finished, which wakes it; made behind this.
         self.ports: _native.DataflowPorts | None = None
         self.probe: Probe | None = None
-        #: From when on which owners hold.
-        self._maps: list[tuple[int, list[int]]] = [(-1, [bin % self._peers for bin in range(1 << bits)])]
+        self._owners = _Owners([bin % self._peers for bin in range(1 << bits)])
         #: With the numbers of the workers that gave them.
         self._commands: dict[int, tuple[Capability, list[tuple[int, Any]]]] = {}
         self._moves: list[tuple[int, Capability, list[tuple[int, int]]]] = []
@@ -212,22 +261,18 @@ class _Router:
                 output.send(capability, self._route(capability.time, side, block))
         self._move(output)
         lowest = [time for side in range(self._sides) for time in frontiers.frontier(side)]
-        lowest += self._times[:1]
-        while len(self._maps) > 1 and (not lowest or self._maps[1][0] <= min(lowest)):
-            del self._maps[0]
+        self._owners.forget(min(lowest + self._times[:1], default=LAST))
 
     def _compile(self, frontiers: Frontiers, control: int) -> None:
         for time in sorted(self._commands):
             if frontiers.less_equal(time, control):
                 return
             capability, commands = self._commands.pop(time)
-            before = self._maps[-1][1]
             # In an order that is the same on all workers, so that all say the same of what makes no sense.
             commands.sort(key=lambda command: command[0])
-            after = _owners(before, commands, self._peers, self._step, time)
-            self._maps.append((time, after))
-            pairs = enumerate(zip(before, after, strict=True))
-            leaving = [(bin, new) for bin, (old, new) in pairs if old == self._index != new]
+            changes = _changes(self._owners.newest, commands, self._peers, self._step, time)
+            self._owners.add(time, changes)
+            leaving = [(bin, new) for bin, old, new in changes if old == self._index]
             if leaving and self._bins is not None:
                 self._moves.append((time, capability, leaving))
             else:
@@ -242,7 +287,7 @@ class _Router:
         except Exception as error:
             made = self._refused[side](error)
             raise made from made.__cause__
-        owners = next(owners for since, owners in reversed(self._maps) if since <= time)
+        owners = self._owners.at(time)
         shift = 64 - self._bits
         bins = [code >> shift for code in hashes] if self._bits else [0] * len(hashes)
         return [(owners[bin], side, bin, item) for bin, item in zip(bins, block, strict=True)]
