@@ -125,7 +125,7 @@ impl Pile {
         }
     }
 
-    /// The next edges, ascending, each once; nothing comes any more.
+    /// The next edges, ascending, each once, with the signs of their sums; nothing comes any more.
     fn pop(&mut self) -> Option<Vec<Noted>> {
         if !self.buckets.is_empty() {
             self.spread();
@@ -135,6 +135,7 @@ impl Pile {
             None => take(&mut self.few),
         };
         add_up(&mut edges);
+        edges.dedup_by_key(|&mut (from, to, _)| (from, to));
         (!edges.is_empty()).then_some(edges)
     }
 
@@ -143,16 +144,26 @@ impl Pile {
     }
 }
 
-/// Sorts edges, and adds up how often each comes, in the order in which they came.
+/// Sorts edges, and adds up how often each comes. A sum that is too large for one is left in parts, which have its sign.
 fn add_up(edges: &mut Vec<Noted>) {
     edges.sort_by_key(|&(from, to, _)| (from, to));
-    edges.dedup_by(|next, one| {
-        let same = (next.0, next.1) == (one.0, one.1);
-        if same {
-            one.2 = one.2.saturating_add(next.2);
+    let (mut kept, mut at) = (0, 0);
+    while let Some(&(from, to, _)) = edges.get(at) {
+        let same = edges[at..].iter().take_while(|edge| (edge.0, edge.1) == (from, to));
+        let (some, mut sum) = same.fold((0, 0), |(some, sum), edge| (some + 1, sum + i128::from(edge.2)));
+        at += some;
+        // There are no more of these than there were edges: each had at most as much.
+        loop {
+            let part = sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+            edges[kept] = (from, to, part);
+            kept += 1;
+            sum -= i128::from(part);
+            if sum == 0 {
+                break;
+            }
         }
-        same
-    });
+    }
+    edges.truncate(kept);
 }
 
 /// Lists of neighbours of one direction: as they were, after edges have gone, and after others have come.

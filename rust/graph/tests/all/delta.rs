@@ -176,6 +176,31 @@ fn what_an_epoch_changed_is_there_until_the_next_begins() {
 
 /// So many that nodes are in buckets and blocks, and edges that come and go often are added up in between.
 #[test]
+fn the_sign_of_a_sum_decides_however_large_it_is() {
+    const MOST: i64 = i64::MAX;
+    let pattern = Pattern::parse("p(a, b) :- e(a, b)").unwrap();
+    let sums: [(&[i64], bool); 5] = [
+        (&[MOST, 1, -MOST], true),
+        (&[MOST, MOST, -MOST, -MOST], false),
+        (&[MOST, MOST, -MOST, -2], true),
+        (&[i64::MIN, i64::MIN, MOST, MOST, 1], false),
+        (&[i64::MIN, MOST, 2], true),
+    ];
+    // Few edges, and so many that they are added up as they come.
+    for again in [1, 9_000] {
+        let mut deltas = Deltas::new(&pattern);
+        for (at, (times, _)) in (0..).zip(&sums) {
+            for &times in *times {
+                (0..again).for_each(|_| deltas.change("e", at, at, times).unwrap());
+            }
+        }
+        deltas.begin();
+        let came = (0..).zip(&sums).filter(|(_, sum)| sum.1).map(|(at, _)| (vec![at, at], 1));
+        assert_eq!(held(&deltas), came.collect());
+    }
+}
+
+#[test]
 fn epochs_of_many_edges_are_what_a_set_of_edges_has() {
     let mut seed = 1_u64;
     let mut random = |below: u64| {
