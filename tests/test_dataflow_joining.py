@@ -11,7 +11,15 @@ import pytest
 
 import penstock as pk
 from penstock.dataflow import Worker
-from penstock.errors import ClosedError, ConfigError, DataflowError, GraphError, ProgramError, WorkerLost
+from penstock.errors import (
+    CapabilityError,
+    ClosedError,
+    ConfigError,
+    DataflowError,
+    GraphError,
+    ProgramError,
+    WorkerLost,
+)
 
 #: Two workers: threads, or processes that tell each other all they tell over TCP.
 _SHAPES = pytest.mark.parametrize(
@@ -326,6 +334,56 @@ def test_what_its_peer_had_closed_takes_nothing_of_a_joiner(shape: dict[str, int
         return False
 
     assert pk.execute(program, **shape, join=1) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        ("send", 'operator "last" cannot send with what a constructor gets at a worker that joins'),
+        ("delayed", 'operator "last" cannot send with what a constructor gets at a worker that joins'),
+        ("notify_at", "notify_at cannot be called with what a constructor gets at a worker that joins"),
+    ],
+)
+def test_what_a_constructor_of_a_joiner_gets_is_refused_as_such(use: str, says: str) -> None:
+    """It was called a capability of another operator."""
+
+    def program(worker: Worker) -> Any:
+        told: list[str] = []
+        joins = worker.index == 1
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+
+            @stream.unary
+            def last(first: Any) -> Any:
+                first = first.delayed(3) if use == "delayed" else first
+
+                def logic(input: Any, output: Any, frontiers: Any) -> None:
+                    for capability, block in input:
+                        if not joins:
+                            continue
+                        # What pytest.raises keeps would hold the capability of the block until it is collected.
+                        try:
+                            frontiers.notify_at(first) if use == "notify_at" else output.send(first, block)
+                        except CapabilityError as error:
+                            told.append(str(error))
+                        output.send(capability, block)
+                    if frontiers.done():
+                        first.drop()
+
+                return logic
+
+            seen = last.collect()
+        if not worker.bootstrap():
+            worker.admit()
+            while worker.peers < 2:
+                worker.step_or_park()
+        numbers.send([worker.index])
+        numbers.close()
+        return told, seen
+
+    [(nothing, _), ([told], seen)] = pk.execute(program, workers=1, join=1)
+    assert nothing == [] and _items(seen) == [1]
+    assert says in told and told.endswith("which is good for nothing: take the capabilities of blocks")
 
 
 @_SHAPES

@@ -112,7 +112,8 @@ class Scope:
 
         Without streams it is a source, whose logic is called with `output` alone.
 
-        `Stream.unary` and `Stream.binary` are this for one and two; see there.
+        What the constructor gets at a worker that joins a run is good for nothing: logic sends with the capabilities of
+        blocks there. `Stream.unary` and `Stream.binary` are this for one and two; see there.
 
         Examples
         --------

@@ -462,7 +462,8 @@ class Stream(Generic[X]):
         ----------
         constructor : callable
             Called at once. It drops the capability unless the logic sends before it has read anything: until then
-            nothing downstream gets past time 0.
+            nothing downstream gets past time 0. At a worker that joins a run it is good for nothing, and to send with
+            it is a `CapabilityError`: where workers join, logic sends with the capabilities of blocks alone.
         name : str, optional
             Default: the constructor's.
 
@@ -510,7 +511,8 @@ class Stream(Generic[X]):
     ) -> Stream[Any] | Callable[[Constructor], Stream[Any]]:
         """An operator over two streams: ``constructor(capability) -> logic(left, right, output, frontiers)``.
 
-        As `unary`; ``frontiers.frontier(1)`` is that of `other`.
+        As `unary`, also in what its capability is good for where workers join; ``frontiers.frontier(1)`` is that of
+        `other`.
 
         Examples
         --------

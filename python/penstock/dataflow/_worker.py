@@ -57,7 +57,8 @@ class Worker:
 
         False at those that the run began with, for which nothing happens, and where workers are fixed. A worker that
         joins waits until it has all progress and gets data, and then stands, at each of its inputs, at the time of one
-        of its peers: True. An input, barrier or sequencer that this peer had closed by then is closed here, too.
+        of its peers: True. An input, barrier or sequencer that this peer had closed by then is closed here, too. The
+        capabilities that its constructors of operators have got are good for nothing: logic sends with those of blocks.
 
         Raises
         ------

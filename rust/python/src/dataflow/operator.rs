@@ -49,16 +49,22 @@ impl<T: Time> Ports<T> {
         errors::raise(Kind::Value, &message)
     }
 
-    fn give(&self, py: Python<'_>, held: &Capability<T>, at: Option<T>, block: Block, depth: usize) -> PyResult<()> {
-        let later = match at {
-            None => None,
-            Some(at) => Some(held.delayed(&at).map_err(|_| backward(py, "a capability", held.time(), &at, depth))?),
-        };
+    fn give(
+        &self,
+        py: Python<'_>,
+        held: &Capability<T>,
+        at: Option<T>,
+        block: Block,
+        state: &CapabilityState,
+    ) -> PyResult<()> {
+        let backward = |at: &T| backward(py, "a capability", held.time(), at, state.depth);
+        let later = at.map(|at| held.delayed(&at).map_err(|_| backward(&at))).transpose()?;
         let mut output = self.output.borrow_mut();
         let mut session = output.try_session(later.as_ref().unwrap_or(held)).map_err(|error| {
-            let (kind, why) = match error.ended {
-                true => (Kind::Closed, "any more: its dataflow has ended"),
-                false => (Kind::Capability, "with a capability of another operator"),
+            let (kind, why) = match (error.ended, state.late) {
+                (true, _) => (Kind::Closed, "any more: its dataflow has ended"),
+                (false, true) => (Kind::Capability, LATE),
+                (false, false) => (Kind::Capability, "with a capability of another operator"),
             };
             errors::raise(kind, &format!("operator {:?} cannot send {why}", self.name))
         })?;
@@ -71,7 +77,12 @@ impl<T: Time> Ports<T> {
 pub(crate) struct CapabilityState {
     held: RefCell<Option<Held>>,
     depth: usize,
+    /// It is what a constructor got at a worker that joins, or was made of it: it is for no output.
+    late: bool,
 }
+
+const LATE: &str =
+    "with what a constructor gets at a worker that joins, which is good for nothing: take the capabilities of blocks";
 
 /// The right to send at a time or later.
 #[pyclass(frozen, module = "penstock._native")]
@@ -80,8 +91,8 @@ pub(crate) struct DataflowCapability {
 }
 
 impl DataflowCapability {
-    fn new(address: &Address, held: Held, depth: usize) -> Self {
-        let state = CapabilityState { held: RefCell::new(Some(held)), depth };
+    fn new(address: &Address, held: Held, depth: usize, late: bool) -> Self {
+        let state = CapabilityState { held: RefCell::new(Some(held)), depth, late };
         DataflowCapability { key: address.keep("Capability", state) }
     }
 }
@@ -115,7 +126,7 @@ impl DataflowCapability {
             Level::Odd(held) => Level::Odd(delay(py, held, &time, state.depth)?),
             Level::Even(held) => Level::Even(delay(py, held, &time, state.depth)?),
         };
-        Ok(DataflowCapability::new(self.key.address(), later, state.depth))
+        Ok(DataflowCapability::new(self.key.address(), later, state.depth, state.late))
     }
 
     /// Moves it to a time in advance of its own.
@@ -175,7 +186,7 @@ impl DataflowPorts {
         }
         let state = self.key.get(py)?;
         let Some((held, block)) = take!(state, Root, Pair, Odd, Even) else { return Ok(None) };
-        let capability = DataflowCapability::new(self.key.address(), held, state.depth);
+        let capability = DataflowCapability::new(self.key.address(), held, state.depth, false);
         Ok(Some((capability, block.to_python(py)?)))
     }
 
@@ -189,16 +200,16 @@ impl DataflowPorts {
         at: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let state = self.key.get(py)?;
-        let held = capability.get().key.get(py)?;
+        let granted = capability.get().key.get(py)?;
         let block = Block::from_python(block)?;
         let at = at.map(|at| parse(at, state.depth)).transpose()?;
-        let held = held.held.borrow();
+        let held = granted.held.borrow();
         let held = held.as_ref().ok_or_else(dropped)?;
         let foreign = || errors::raise(Kind::Capability, "this capability is of another scope");
         both!(&state.ports, held, ports, held => {
             let at = at.map(|at| Time::from_coordinates(&at));
             match block {
-                Some(block) => ports.give(py, held, at, block, state.depth),
+                Some(block) => ports.give(py, held, at, block, &granted),
                 None => Ok(()),
             }
         }, else Err(foreign()))
@@ -230,8 +241,8 @@ impl DataflowPorts {
 
     /// Asks for one notification when the capability's time is complete at all inputs; takes the capability.
     fn notify_at(&self, py: Python<'_>, capability: &Bound<'_, DataflowCapability>) -> PyResult<()> {
-        let (state, held) = (self.key.get(py)?, capability.get().key.get(py)?);
-        let mut held = held.held.borrow_mut();
+        let (state, granted) = (self.key.get(py)?, capability.get().key.get(py)?);
+        let mut held = granted.held.borrow_mut();
         let fits = |held: &Held| both!(&state.ports, held, _ports, _held => true, else false);
         if !fits(held.as_ref().ok_or_else(dropped)?) {
             return Err(errors::raise(Kind::Capability, "this capability is of another scope"));
@@ -239,8 +250,11 @@ impl DataflowPorts {
         let own =
             |held: &Held| both!(&state.ports, held, ports, held => ports.output.borrow().accepts(held), else false);
         if !own(held.as_ref().ok_or_else(dropped)?) {
-            let message = "notify_at takes a capability of this operator, and this one is another operator's";
-            return Err(errors::raise(Kind::Capability, message));
+            let message = match granted.late {
+                true => format!("notify_at cannot be called {LATE}"),
+                false => "notify_at takes a capability of this operator, and this one is another operator's".into(),
+            };
+            return Err(errors::raise(Kind::Capability, &message));
         }
         let taken = held.take();
         std::mem::drop(held);
@@ -270,7 +284,7 @@ impl DataflowPorts {
         }
         let state = self.key.get(py)?;
         let held = take!(state, Root, Pair, Odd, Even);
-        Ok(held.map(|held| DataflowCapability::new(self.key.address(), held, state.depth)))
+        Ok(held.map(|held| DataflowCapability::new(self.key.address(), held, state.depth, false)))
     }
 
     /// Makes the logic run again in the current or the next step.
@@ -314,7 +328,9 @@ pub(crate) fn build<T: Time>(
     });
     builder.try_build(|mut capabilities| {
         let handle = DataflowPorts { key: address.keep("Operator", PortsState { ports: level(ports.clone()), depth }) };
-        let held = DataflowCapability::new(address, hold(capabilities.remove(0)), depth);
+        let held = capabilities.remove(0);
+        let late = !ports.output.borrow().accepts(&held);
+        let held = DataflowCapability::new(address, hold(held), depth, late);
         let logic = constructor.call1((handle, held))?.unbind();
         Ok::<_, PyErr>(move |frontiers: &penstock_dataflow::Frontiers<'_, T>| {
             for (seen, input) in ports.frontiers.borrow_mut().iter_mut().zip(0..) {
