@@ -244,9 +244,13 @@ class Stream(Generic[X]):
         type; several columns where their types do, but for the layout of text. Dictionaries and runs count as their
         values.
 
-        A key function that raises, or gives a key without a stable hash, is a
-        `UserFunctionError`. One worker alone calls the key function of each item and looks at columns as well, so it
-        finds the same mistakes, at the same cost.
+        A key function that raises, or gives a key without a stable hash, is a `UserFunctionError`. One worker alone
+        calls the key function of each item and looks at columns as well, so it finds the same mistakes, at the same
+        cost.
+
+        When workers join or leave, keys go to other workers from then on, and what operators behind it know of them
+        stays where it is: equal keys from before and after do not meet, not even at one time. State by key is for
+        workers that stay. That in bins, which move (`stateful_unary` and its like), is refused where workers may join.
 
         Examples
         --------

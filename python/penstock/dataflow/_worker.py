@@ -59,6 +59,7 @@ class Worker:
         joins waits until it has all progress and gets data, and then stands, at each of its inputs, at the time of one
         of its peers: True. An input, barrier or sequencer that this peer had closed by then is closed here, too. The
         capabilities that its constructors of operators have got are good for nothing: logic sends with those of blocks.
+        It has none of the state of other workers, though keys go to it: see `Stream.exchange`.
 
         Raises
         ------
@@ -92,7 +93,8 @@ class Worker:
         """Let workers join the run, of those that ``execute(..., join=)`` allows.
 
         Returns at once. Each runs the same program in a thread of its own, of a new process in a run of several, and is
-        counted in `peers` when it takes part. For an example see `bootstrap`.
+        counted in `peers` when it takes part. From then on keys go to other workers than before, and state that
+        operators keep of them does not go with them: see `Stream.exchange`. For an example see `bootstrap`.
 
         Raises
         ------
