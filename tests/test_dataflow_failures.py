@@ -167,6 +167,60 @@ def test_a_logic_that_is_a_coroutine_function_is_an_error() -> None:
         pk.execute(program, workers=1)
 
 
+def test_a_barrier_is_not_closed_by_logic_while_its_worker_waits_at_it() -> None:
+    """It stayed open, and nobody said so."""
+
+    def program(worker: Worker) -> list[str]:
+        told: list[str] = []
+        barrier = worker.barrier()
+
+        def close(item: int) -> None:
+            try:
+                barrier.close()
+            except errors.DataflowError as error:
+                told.append(error.message)
+
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.inspect(close)
+        if worker.index == 0:
+            numbers.send([1])
+            barrier.wait()
+            barrier.close()
+            barrier.close()
+        else:
+            barrier.wait()
+            assert told == []
+            numbers.send([2])  # nobody waits any more
+        return told
+
+    assert pk.execute(program, workers=2) == [
+        ["a barrier cannot be closed while its worker waits at it: close it after that"],
+        [],
+    ]
+
+
+def test_logic_that_uses_a_log_when_its_program_has_ended_is_told_so() -> None:
+    """It was told to make a new one."""
+
+    def program(worker: Worker) -> None:
+        log, barrier = worker.sequencer(), worker.barrier()
+
+        def late(item: int) -> None:
+            for use in (lambda: log.push(item), lambda: log.finished, barrier.advance):
+                with pytest.raises(errors.ClosedError, match="takes nothing any more: its program has ended"):
+                    use()
+            raise ValueError("all refused")
+
+        with worker.dataflow() as scope:
+            numbers, stream = scope.input()
+            stream.inspect(late)
+        numbers.send([1])
+
+    with pytest.raises(errors.UserFunctionError, match="ValueError: all refused"):
+        pk.execute(program, workers=1)
+
+
 def yielding(*_: Any) -> Iterator[int]:
     yield 1
 

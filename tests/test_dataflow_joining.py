@@ -317,7 +317,9 @@ def test_what_its_peer_had_closed_takes_nothing_of_a_joiner(shape: dict[str, int
         log, barrier = worker.sequencer(), worker.barrier()
         if worker.index == 2:
             worker.bootstrap()
-            for use in (lambda: log.push("x"), lambda: numbers.send([1]), lambda: numbers.advance_to(9), barrier.wait):
+            uses = [lambda: log.push("x"), lambda: numbers.send([1]), lambda: numbers.advance_to(9)]
+            uses += [barrier.wait, barrier.advance, lambda: barrier.reached(1), lambda: barrier.round]
+            for use in uses:
                 with pytest.raises(ClosedError, match="takes nothing"):
                     use()
             with pytest.raises(ClosedError, match="it has no time"):

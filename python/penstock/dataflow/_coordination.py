@@ -91,6 +91,11 @@ class Barrier:
     def advance(self) -> int:
         """Arrive without waiting, and return the round arrived for.
 
+        Raises
+        ------
+        ClosedError
+            When the barrier is closed, also where a worker that joins has it from one that had closed its own.
+
         Examples
         --------
         >>> import penstock as pk
@@ -111,6 +116,8 @@ class Barrier:
         ------
         ConfigError
             When `round` is not a whole number from 0 to 2**64 - 1.
+        ClosedError
+            As `advance`.
         """
         asked = whole(round, 0, LAST)
         if asked is None:
@@ -120,6 +127,11 @@ class Barrier:
     @property
     def round(self) -> int:
         """The last round that this worker has arrived for.
+
+        Raises
+        ------
+        ClosedError
+            As `advance`.
 
         Examples
         --------
@@ -135,6 +147,11 @@ class Barrier:
 
     def close(self) -> None:
         """Give it up: this worker counts as arrived for ever. Closing it again does nothing.
+
+        Raises
+        ------
+        DataflowError
+            In the logic of an operator, while its worker waits at this barrier.
 
         Examples
         --------
@@ -165,8 +182,9 @@ class Sequencer(Generic[X]):
     The order is by counters, never by clocks: what a worker pushed comes in its order, and what is pushed after
     something was read comes after it. Elements are pickled by cloudpickle, so functions may be pushed. A worker that
     does not step holds everyone back; one that has closed its sequencer does not. The logic of operators may push, also
-    while its worker waits for the next element. An element whose unpickling raises is a `BlockError` that says whose it
-    is; it counts as read, so a read or a loop after that goes on behind it. An interrupt leaves it the next one.
+    while its worker waits for the next element, until its program has ended. An element whose unpickling raises is a
+    `BlockError` that says whose it is; it counts as read, so a read or a loop after that goes on behind it. An
+    interrupt leaves it the next one.
 
     Examples
     --------
@@ -198,7 +216,7 @@ class Sequencer(Generic[X]):
         BlockError
             When it cannot be pickled.
         ClosedError
-            After `close`.
+            After `close`, and in the logic of an operator when the program has ended.
 
         Examples
         --------

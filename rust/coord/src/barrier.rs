@@ -98,6 +98,7 @@ impl Barrier {
     }
 
     /// Arrives without waiting, and returns the round arrived for. May run any number of rounds ahead of the others.
+    /// Nobody hears of it where [`Barrier::usable`] says so.
     pub fn advance(&mut self) -> u64 {
         let next = self.round() + 1;
         self.input.advance_to(next).expect("the next round is after this one");
@@ -129,14 +130,23 @@ impl Barrier {
         *self.input.time()
     }
 
+    /// Whether this worker is one of those that meet. A joiner is not if its peer had closed its own handle.
+    ///
+    /// # Errors
+    /// [`CoordError::Ended`].
+    pub fn usable(&self) -> Result<(), CoordError> {
+        match self.input.is_void() {
+            true => Err(CoordError::Ended { what: "barrier", worker: self.owner }),
+            false => Ok(()),
+        }
+    }
+
     fn check(&self, worker: &mut Worker) -> Result<(), CoordError> {
         let (what, owner) = ("barrier", self.owner);
         if worker.index() != owner {
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
-        if self.input.is_void() {
-            return Err(CoordError::Ended { what, worker: owner });
-        }
+        self.usable()?;
         if self.input.has_ended() {
             // A stopped worker has dropped its dataflows as well: say why it stopped.
             worker.step()?;

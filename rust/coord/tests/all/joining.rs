@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
 
-use penstock_coord::{Barrier, Entry, Sequencer};
+use penstock_coord::{Barrier, CoordError, Entry, Sequencer};
 use penstock_dataflow::{BoxError, Error, Worker, execute_joinable};
 
 use crate::linked::Linked;
@@ -66,6 +66,32 @@ fn rounds(apart: bool) {
     });
     let ends: Vec<u64> = ends.into_iter().map(Result::unwrap).collect();
     assert_eq!(ends, [10, 20, 20]);
+}
+
+/// A barrier that a joiner's peer had closed is closed for it, too: it says so, and its rounds are heard by nobody.
+#[test]
+fn a_barrier_that_was_closed_is_of_no_use_to_who_joins() {
+    let (third, come) = mpsc::channel();
+    let third = Mutex::new(third);
+    let ends = run(false, 1, &come, move |worker: &mut Worker| {
+        // Another one, so that the run is not over.
+        let (mut barrier, open) = (Some(Barrier::new(worker)), Barrier::new(worker));
+        let joined = worker.bootstrap()?;
+        if !joined {
+            assert!(open.usable().is_ok() && barrier.take().is_some_and(|barrier| barrier.usable().is_ok()));
+            worker.step()?;
+            third.lock().unwrap().send(())?;
+        }
+        while worker.peers() < 2 {
+            worker.step_or_park(None)?;
+        }
+        assert!(open.usable().is_ok());
+        let Some(mut barrier) = barrier else { return Ok(false) };
+        assert!(matches!(barrier.usable(), Err(CoordError::Ended { what: "barrier", worker: 1 })));
+        assert!(matches!(barrier.wait(worker), Err(CoordError::Ended { .. })));
+        Ok(joined)
+    });
+    assert_eq!(ends.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [false, true]);
 }
 
 /// One order for all: what a joiner reads is the end of what the others read, what a leaver reads its beginning, and nothing that was pushed is missing.

@@ -7,7 +7,7 @@
 //! raised an `Exception` is read, so what cannot be unpickled keeps nobody from what is behind it. The logic of operators runs
 //! while a wait holds the handle: what it may do with a sequencer goes through the [`Pusher`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,29 +60,48 @@ impl<'de> Deserialize<'de> for Pickled {
 }
 
 /// A barrier or sequencer that is open, or was.
-pub(crate) struct Slot<X>(RefCell<Option<X>>);
+pub(crate) struct Slot<X> {
+    value: RefCell<Option<X>>,
+    /// The program of its worker has ended.
+    over: Cell<bool>,
+}
 
 impl<X> Slot<X> {
     pub(crate) fn new(value: X) -> Self {
-        Slot(RefCell::new(Some(value)))
+        Slot { value: RefCell::new(Some(value)), over: Cell::new(false) }
     }
 
-    /// Gives the value up; nothing when it is gone, or when its worker is in the middle of a wait.
-    pub(crate) fn close(&self) {
-        let value = self.0.try_borrow_mut().ok().and_then(|mut value| value.take());
+    /// Gives the value up; nothing when it is gone. Whether that could be: not in the middle of a wait.
+    fn close(&self) -> bool {
+        let Ok(mut held) = self.value.try_borrow_mut() else { return false };
+        let value = held.take();
+        drop(held);
         drop(value);
+        true
+    }
+
+    /// Gives the value up at the end of the program.
+    pub(crate) fn end(&self) {
+        self.over.set(true);
+        self.close();
+    }
+
+    fn closed(&self, what: &str) -> PyErr {
+        closed(what, self.over.get())
     }
 }
 
 /// What happened in a slice of a wait.
 enum Slice<R> {
     Done(Result<R, CoordError>),
-    Closed,
+    /// Whether its program has ended.
+    Closed(bool),
     Busy,
 }
 
-fn closed(what: &str) -> PyErr {
-    errors::raise(Kind::Closed, &format!("this {what} is closed: make a new one"))
+fn closed(what: &str, over: bool) -> PyErr {
+    let why = if over { "takes nothing any more: its program has ended" } else { "is closed: make a new one" };
+    errors::raise(Kind::Closed, &format!("this {what} {why}"))
 }
 
 fn raise(py: Python<'_>, error: &CoordError, post: &Post) -> PyErr {
@@ -109,9 +128,9 @@ fn wait<X: 'static, R: Send>(
     let missed = AtomicU64::new(0);
     let one = |wait: Duration| {
         let outcome = key.address().away(|worker, home: &Home| {
-            let Some(slot) = key.find(home) else { return Slice::Closed };
-            let Ok(mut held) = slot.0.try_borrow_mut() else { return Slice::Busy };
-            let Some(value) = held.as_mut() else { return Slice::Closed };
+            let Some(slot) = key.find(home) else { return Slice::Closed(false) };
+            let Ok(mut held) = slot.value.try_borrow_mut() else { return Slice::Busy };
+            let Some(value) = held.as_mut() else { return Slice::Closed(slot.over.get()) };
             if let Err(error) = post.watch(worker, home) {
                 return Slice::Done(Err(CoordError::Worker(error)));
             }
@@ -126,7 +145,7 @@ fn wait<X: 'static, R: Send>(
             }
             Some(Slice::Done(Err(CoordError::Silence { .. }))) => Ok(None),
             Some(Slice::Done(outcome)) => Ok(Some(outcome)),
-            Some(Slice::Closed) => Err(closed(what)),
+            Some(Slice::Closed(over)) => Err(closed(what, over)),
             Some(Slice::Busy) | None => Err(busy(what)),
         }
     };
@@ -173,8 +192,10 @@ impl DataflowBarrier {
 
     fn with<R>(&self, py: Python<'_>, work: impl FnOnce(&mut Barrier) -> R) -> PyResult<R> {
         let slot = self.key.get(py)?;
-        let mut held = slot.0.try_borrow_mut().map_err(|_| busy("a barrier"))?;
-        held.as_mut().map(work).ok_or_else(|| closed("barrier"))
+        let mut held = slot.value.try_borrow_mut().map_err(|_| busy("a barrier"))?;
+        let barrier = held.as_mut().ok_or_else(|| slot.closed("barrier"))?;
+        barrier.usable().map_err(|error| raise(py, &error, &self.post))?;
+        Ok(work(barrier))
     }
 }
 
@@ -208,8 +229,13 @@ impl DataflowBarrier {
 
     /// Gives it up: this worker counts as arrived for ever. Again: nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.key.get(py)?.close();
-        Ok(())
+        match self.key.get(py)?.close() {
+            true => Ok(()),
+            false => {
+                let message = "a barrier cannot be closed while its worker waits at it: close it after that";
+                Err(errors::raise(Kind::Dataflow, message))
+            }
+        }
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -232,7 +258,7 @@ pub(crate) struct DataflowSequencer {
 impl DataflowSequencer {
     pub(crate) fn new(py: Python<'_>, key: Key<Slot<Sequencer<Pickled>>>, post: Post) -> PyResult<Self> {
         let slot = key.get(py)?;
-        let pusher = slot.0.borrow().as_ref().map(Sequencer::pusher).ok_or_else(|| closed("sequencer"))?;
+        let pusher = slot.value.borrow().as_ref().map(Sequencer::pusher).ok_or_else(|| slot.closed("sequencer"))?;
         let pusher = key.address().keep("sequencer", pusher);
         Ok(DataflowSequencer { key, pusher, post, taken: Mutex::default(), reading: Mutex::default() })
     }
@@ -289,16 +315,16 @@ impl DataflowSequencer {
     /// Pushes and looks beside the handle, which a wait may hold.
     fn beside<R>(&self, py: Python<'_>, work: impl FnOnce(&Pusher<Pickled>) -> R) -> PyResult<R> {
         let slot = self.key.get(py)?;
-        if slot.0.try_borrow().is_ok_and(|held| held.is_none()) {
-            return Err(closed("sequencer"));
+        if slot.value.try_borrow().is_ok_and(|held| held.is_none()) {
+            return Err(slot.closed("sequencer"));
         }
         Ok(work(&*self.pusher.get(py)?))
     }
 
     fn with<R>(&self, py: Python<'_>, work: impl FnOnce(&mut Sequencer<Pickled>) -> R) -> PyResult<R> {
         let slot = self.key.get(py)?;
-        let mut held = slot.0.try_borrow_mut().map_err(|_| busy("a sequencer"))?;
-        held.as_mut().map(work).ok_or_else(|| closed("sequencer"))
+        let mut held = slot.value.try_borrow_mut().map_err(|_| busy("a sequencer"))?;
+        held.as_mut().map(work).ok_or_else(|| slot.closed("sequencer"))
     }
 }
 

@@ -453,8 +453,8 @@ impl DataflowWorker {
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let home = self.address.home(py, "Worker")?;
         home.all::<InputState>().iter().for_each(|input| input.close());
-        home.all::<Slot<Barrier>>().iter().for_each(|barrier| barrier.close());
-        home.all::<Slot<Sequencer<Pickled>>>().iter().for_each(|sequencer| sequencer.close());
+        home.all::<Slot<Barrier>>().iter().for_each(|barrier| barrier.end());
+        home.all::<Slot<Sequencer<Pickled>>>().iter().for_each(|sequencer| sequencer.end());
         home.site.end(self.post.index);
         drop(home);
         while self.pump(py, None)? {}
