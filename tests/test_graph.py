@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -419,6 +420,19 @@ def test_an_order_is_a_list_and_parts_are_at_least_one() -> None:
     for parts in (0, -1, 1.5, True, "2", 2**64):
         with pytest.raises(errors.ConfigError, match="parts="):
             index.units(text, parts)  # type: ignore[arg-type]
+
+
+def test_a_unit_is_four_numbers() -> None:
+    index, text = pk.graph.Index({"e": EDGE}), "p(a, b) :- e(a, b)"
+    searches: list[Any] = [index.count, index.match]
+    wrong: list[Any] = [(0, 0, 5), "abcd", 5, (0, 0, 1, 0, 0)]
+    for unit in (*wrong, *((0, 0, end, 0) for end in (-1, 2**32, 1.5, True, "1"))):
+        for search in searches:
+            with pytest.raises(errors.ConfigError, match=re.escape(f"unit={unit!r} must be four ints")):
+                search(text, unit=unit)
+    [unit] = index.units(text, 1)
+    # As they come back from JSON, too.
+    assert index.count(text, unit=list(unit)).count == index.count(text).count  # type: ignore[arg-type]
 
 
 def test_what_is_no_text_is_no_pattern() -> None:

@@ -13,15 +13,12 @@ from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, Ids, sources
 from penstock.graph._matches import Counted, Matches
-from penstock.graph._options import Options, Progress, counted, pattern_text, variables
+from penstock.graph._options import Options, Progress, Unit, counted, pattern_text, piece, variables
 
 __all__ = ["Index", "Shape", "Unit"]
 
 #: Which directions an index has, or how an undirected graph is oriented.
 Shape = Literal["both", "forward", "degree", "degeneracy"]
-
-#: A piece of the work: place of the first prefix, and of the one after the last.
-Unit = tuple[int, int, int, int]
 
 _ARROW = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
 
@@ -244,7 +241,7 @@ class Index:
         options : Options, optional
             Threads, window, size of batches.
         unit : tuple of int, optional
-            Only this piece of the work.
+            Only this piece of the work, one of `units`.
         progress : callable, optional
             Called now and then with how many values of the first attribute are behind, and of how many.
 
@@ -256,7 +253,7 @@ class Index:
         Raises
         ------
         PatternError, ConfigError
-            For a pattern or an order that cannot be used.
+            For a pattern, an order or a unit that cannot be used.
         """
         return Matches(self._search(pattern, False, order, options, unit), self.schema(pattern), progress)
 
@@ -308,7 +305,7 @@ class Index:
             batch_size=how.batch_size,
             rows=how.batch_rows,
             in_order=how.in_order,
-            unit=unit,
+            unit=piece(unit),
         )
 
     def __repr__(self) -> str:

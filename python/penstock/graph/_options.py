@@ -9,13 +9,16 @@ from penstock import _cpus
 from penstock._options import whole, yes_or_no
 from penstock.errors import ConfigError
 
-__all__ = ["MOST", "Options", "Progress", "counted", "node_ids", "pattern_text", "variables"]
+__all__ = ["MOST", "Options", "Progress", "Unit", "counted", "node_ids", "pattern_text", "piece", "variables"]
 
 #: Gets how many values of the first attribute are behind, and how many there are.
 Progress = Callable[[int, int], None]
 
 #: Greatest number of an option.
 MOST = 2**31 - 1
+
+#: A piece of the work: place of the first prefix, and of the one after the last.
+Unit = tuple[int, int, int, int]
 
 
 def counted(name: str, value: object, most: int = MOST) -> int:
@@ -67,6 +70,22 @@ def variables(order: object) -> list[str] | None:
     if isinstance(order, str) or not isinstance(order, Sequence) or not all(isinstance(name, str) for name in order):
         raise ConfigError(f"order={order!r} must be a list of variables")
     return list(order)
+
+
+def piece(unit: object) -> Unit | None:
+    """Return a unit of four numbers; None stays None.
+
+    Raises
+    ------
+    ConfigError
+        For what is no tuple or list of four numbers.
+    """
+    if unit is None:
+        return None
+    match [whole(part, 0, 2**32 - 1) for part in unit] if isinstance(unit, (tuple, list)) else ():
+        case [int(root), int(place), int(end), int(cut)]:
+            return root, place, end, cut
+    raise ConfigError(f"unit={unit!r} must be four ints, as `units` gives them")
 
 
 def node_ids(ids: object) -> None:
