@@ -158,6 +158,8 @@ def test_blocks_of_other_kinds_become_lists_or_are_refused() -> None:
         for wrong in ("text", 7, {"k": 1}, iter([1])):
             with pytest.raises(errors.BlockError, match=r"a list of objects or a pyarrow\.RecordBatch, got"):
                 handle.send(wrong)
+        with pytest.raises(errors.BlockError, match=r"or a pyarrow\.RecordBatch: .* an array of Int64"):
+            handle.send(pa.array([1]))  # type: ignore[arg-type]
         return seen
 
     (seen,) = pk.execute(program, workers=1)

@@ -298,7 +298,7 @@ class _Liar:
 @pytest.mark.parametrize(
     ("made", "error", "says"),
     [
-        (pa.array([1]), errors.UserFunctionError, "map_blocks <lambda>: TypeError: expected a record batch"),
+        (pa.array([1]), errors.BlockError, "a block is a list .*: expected a record batch .*, got an array of Int64"),
         (pa.chunked_array([[1]]), errors.SchemaError, "this Arrow data cannot be used"),
         (_Liar(), errors.UserFunctionError, "map_blocks <lambda>: OSError: no such buffer"),
     ],

@@ -73,6 +73,8 @@ class InputHandle(Generic[X]):
             When the input is closed.
         BlockError
             When it is neither.
+        SchemaError
+            For Arrow data that cannot be a batch: a stream of what is no columns, text that is not UTF-8.
 
         Examples
         --------

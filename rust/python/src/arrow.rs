@@ -254,17 +254,20 @@ pub(crate) fn import_schema(object: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
 
 /// One batch from any object with `__arrow_c_array__` (of struct type) or `__arrow_c_stream__`.
 pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
+    batch_of(object)?.map_err(|what| errors::raise(Kind::Type, &what))
+}
+
+/// As [`import_batch`]; in words what is wrong with an object that is no batch.
+pub(crate) fn batch_of(object: &Bound<'_, PyAny>) -> PyResult<Result<Batch, String>> {
     if let Ok(own) = object.cast::<RecordBatch>() {
-        return Ok(own.get().batch.clone());
+        return Ok(Ok(own.get().batch.clone()));
     }
     let py = object.py();
     if object.hasattr(pyo3::intern!(py, "__arrow_c_array__"))? {
         let (array, schema) = import_parts(object)?;
         let DataType::Struct(_) = array.data_type() else {
-            return Err(errors::raise(
-                Kind::Type,
-                &format!("expected a record batch (a struct of columns), got an array of {}", array.data_type()),
-            ));
+            let kind = array.data_type();
+            return Ok(Err(format!("expected a record batch (a struct of columns), got an array of {kind}")));
         };
         if array.null_count() > 0 {
             return Err(errors::raise(Kind::Schema, "a record batch cannot have null rows"));
@@ -273,19 +276,16 @@ pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let columns = StructArray::from(array.to_data()).into_parts().1;
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
         let batch = Batch::try_new_with_options(schema, columns, &options).map_err(|error| errors::arrow(&error))?;
-        return readable(batch);
+        return readable(batch).map(Ok);
     }
     if object.hasattr(pyo3::intern!(py, "__arrow_c_stream__"))? {
-        return readable(import_stream(object)?);
+        return readable(import_stream(object)?).map(Ok);
     }
-    Err(errors::raise(
-        Kind::Type,
-        &format!(
-            "expected Arrow data (an object with __arrow_c_array__ or __arrow_c_stream__, such as a \
-             pyarrow.RecordBatch), got {}",
-            errors::type_name(object)
-        ),
-    ))
+    Ok(Err(format!(
+        "expected Arrow data (an object with __arrow_c_array__ or __arrow_c_stream__, such as a pyarrow.RecordBatch), \
+         got {}",
+        errors::type_name(object)
+    )))
 }
 
 /// The batch, when its texts are UTF-8, also those within other types: producers promise it and do not always check it, and everything after relies

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::arrow::{RecordBatch, import_batch};
+use crate::arrow::{RecordBatch, batch_of};
 use crate::ending;
 use crate::errors::{self, Kind};
 
@@ -68,7 +68,10 @@ impl Block {
         if object.hasattr(pyo3::intern!(py, "__arrow_c_array__"))?
             || object.hasattr(pyo3::intern!(py, "__arrow_c_stream__"))?
         {
-            let batch = import_batch(object)?;
+            let batch = batch_of(object)?.map_err(|what| {
+                let message = format!("a block is a list of objects or a pyarrow.RecordBatch: {what}");
+                errors::raise(Kind::Block, &message)
+            })?;
             return Ok((batch.num_rows() > 0).then_some(Block::Rows(batch)));
         }
         let message =
