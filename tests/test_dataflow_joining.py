@@ -176,7 +176,7 @@ def test_what_cannot_be_is_refused_by_its_name() -> None:
     ]
 
     def fixed(worker: Worker) -> bool:
-        with pytest.raises(DataflowError, match="the workers of this fabric are fixed"):
+        with pytest.raises(DataflowError, match=r"workers of this run are fixed; call execute\(\.\.\., join=1\)"):
             worker.leave()
         with pytest.raises(ConfigError, match="1 more workers may not join"):
             worker.admit()

@@ -42,6 +42,13 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
             facts.set_item("worker", worker)
         }),
         Error::Member { fault: MemberFault::Over, .. } => errors::raise(Kind::Closed, &message),
+        // In words of Python: fabrics are made by Rust programs.
+        Error::Member { worker, fault: MemberFault::Fixed } => errors::raise(
+            Kind::Dataflow,
+            &format!(
+                "worker {worker}: the workers of this run are fixed; call execute(..., join=1), or more, where some leave"
+            ),
+        ),
         Error::Protocol { .. } => errors::raise(Kind::Protocol, &message),
         Error::WrongCapability { .. } => errors::raise(Kind::Capability, &message),
         Error::TooLarge { .. } => errors::raise(Kind::Block, &message),
