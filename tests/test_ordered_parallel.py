@@ -7,6 +7,7 @@ import contextvars
 import copyreg
 import dataclasses
 import decimal
+import enum
 import functools
 import gc
 import itertools
@@ -1603,3 +1604,139 @@ def test_a_process_that_may_open_no_file_gives_large_results_and_says_what_it_ca
         assert item == number and array[99_999] == 7.0 and len(text) == 300_000
     assert second[0] is errors.NotPicklable and "item 1 of the input cannot be restored in a worker" in second[1]
     assert "no file may be opened for a large message" in second[1]
+
+
+# Classes that no import finds
+
+
+def test_classes_that_come_back_from_processes_are_as_the_caller_has_them() -> None:
+    class Base:
+        table: dict[str, int] = {}  # noqa: RUF012
+
+    class Color(enum.Enum):
+        RED = 1
+
+    class Point(Base):
+        count = 0
+        held: Any = None
+
+        def who(self) -> str:
+            return "as written"
+
+    def make(x: int) -> tuple[Any, ...]:
+        if x == 7:
+            os._exit(3)
+        Point.count -= 1
+        Point.held = threading.Lock()  # does not pickle, and need not
+        return Point(), Color.RED, Point.who
+
+    table = Base.table
+    Point.who = lambda self: "patched"  # type: ignore[method-assign]
+    seen = []
+    for outcome in each(pk.ordered_map(make, range(40), mode="processes", workers=2, chunk=2)):
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, errors.ItemsLost)
+            continue
+        Point.count += 1
+        point, color, _ = outcome
+        assert type(point) is Point and color is Color.RED
+        seen.append(point.who())
+    assert (Point.count, Point.held, set(seen), Base.table is table) == (38, None, {"patched"}, True)
+    assert len(seen) == 38
+
+
+def each(results: Iterator[Any]) -> Iterator[Any]:
+    while True:
+        try:
+            yield next(results)
+        except StopIteration:
+            return
+        except Exception as error:
+            yield error
+
+
+def test_what_functions_keep_in_a_class_that_items_bring_lasts() -> None:
+    class Item:
+        seen = 0
+
+    def count(item: Any) -> tuple[Any, int]:
+        type(item).seen += 1
+        return item, type(item).seen
+
+    items = [Item() for _ in range(20)]
+    found = list(pk.ordered_map(count, items, mode="processes", workers=1, chunk=2))
+    assert [seen for _, seen in found] == list(range(1, 21))
+    assert Item.seen == 0 and {type(item) for item, _ in found} == {Item}
+    # States, too.
+    step = ordered.stateful(lambda state, x: (state, [(state, x)]), initial=Item)
+    for number, (state, _) in enumerate(ordered.Pipeline([step]).run(range(6), mode="processes", workers=1, chunk=1)):
+        assert type(state) is Item and Item.seen == number
+        Item.seen += 1
+
+
+def made_there(x: int) -> Any:
+    """An object of a class that its process makes the first time."""
+    module: Any = sys.modules[__name__]
+    if not hasattr(module, "MADE"):
+        module.MADE = type("Made", (), {"__module__": "__main__", "number": os.getpid()})
+    module.MADE.last = x
+    made = module.MADE()
+    made.x = x
+    return made
+
+
+def test_a_class_that_a_process_made_comes_once() -> None:
+    results = pk.ordered_map(made_there, range(20), mode="processes", workers=1, chunk=1)
+    first = next(results)
+    kind = type(first)
+    assert kind.number == kind().number != os.getpid()
+    kind.last = "mine"
+    assert {type(made) for made in results} == {kind} and kind.last == "mine"
+    # And goes to others, and back.
+    back = list(pk.ordered_map(lambda made: (made, type(made).last), [first] * 8, mode="processes", workers=2, chunk=1))
+    assert {type(made) for made, _ in back} == {kind} and {last for _, last in back} == {"mine"}
+
+
+def test_classes_travel_as_cloudpickle_sends_them_where_it_does_not_track_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.ordered import _dynamic
+
+    class Point:
+        count = 0
+
+    made = wire.dumps(Point(), None, {Point: "1"})
+    with pytest.raises(LookupError, match="class 1, which came with the functions, is not here any more"):
+        wire.loads(made)
+    known = wire.loads(wire.dumps(Point()))
+    Point.count = 5
+    sent = wire.dumps(Point())
+    Point.count = 6
+    assert type(known) is type(wire.loads(sent)) is Point and Point.count == 6
+    monkeypatch.setattr(_dynamic, "_NUMBERS", None)
+    sent = wire.dumps(Point())
+    assert type(wire.loads(sent)) is Point and b"_dynamic" not in sent
+
+
+def test_a_class_whose_first_message_broke_is_whole_with_the_next() -> None:
+    class Point:
+        count: Any
+
+    message = textwrap.dedent("""
+        import sys, penstock.ordered._wire as wire
+        rude, good = map(bytes.fromhex, sys.argv[1:])
+        try:
+            wire.loads(rude)
+        except ValueError as error:
+            print(error)
+        print(type(wire.loads(good)).count)
+        """)
+    bodies = []
+    for count in (Rude(), 7):
+        Point.count = count
+        bodies.append(wire.dumps(Point()))
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{message}", *(body.hex() for body in bodies)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stdout == "never again\n7\n", done.stderr[-2000:]

@@ -75,10 +75,10 @@ def _serve(sock: socket.socket) -> None:
 def _reply(sock: socket.socket, reply: tuple[Any, ...]) -> None:
     buffers: list[Any] = []
     try:
-        body = wire.dumps(reply, buffers)
+        body = wire.dumps(reply, buffers, wire.brought)
     except Exception:
         buffers = []
-        body = wire.dumps(_sendable(reply), buffers)
+        body = wire.dumps(_sendable(reply), buffers, wire.brought)
     wire.send(sock, body, buffers)
 
 
@@ -142,11 +142,11 @@ def _portable(failed: Failure, step: str) -> Failure:
     error = failed.error
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     try:
-        wire.loads(wire.dumps(Failure(error)))
+        wire.loads(wire.dumps(Failure(error), None, wire.brought))
     except Exception as reason:
         try:
             # Many call their base with a text, and cannot be called with that themselves.
-            wire.loads(wire.dumps(Failure(error, bare=True)))
+            wire.loads(wire.dumps(Failure(error, bare=True), None, wire.brought))
             failed.bare = True
         except Exception:
             made = UserFunctionError(
@@ -177,7 +177,7 @@ def _checked(values: list[Any]) -> tuple[list[Any], int]:
     kept, bad = [], 0
     for value in values:
         try:
-            wire.dumps(value)
+            wire.dumps(value, None, wire.brought)
         except Exception as error:
             made = NotPicklable(
                 f"a result of type {type(value).__qualname__} does not pickle, so it cannot leave the worker process:"

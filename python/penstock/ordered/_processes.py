@@ -26,7 +26,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,8 @@ class Pool:
     def __init__(self, steps: Sequence[Step], workers: int, strict: bool = True) -> None:
         require_interpreter()
         require_descriptors(workers, f"workers={workers}")
-        self._code = _pickled(steps)
+        #: What goes to each child first, and the classes that it has then; see `_dynamic`.
+        self._code, self._known = _pickled(steps)
         self.workers = workers
         self.stays = ""
         self._strict = strict
@@ -363,7 +364,7 @@ class Pool:
             # Which ones? The others go.
             kept = []
             for value, number in zip(chunk.values, chunk.numbers(), strict=True):
-                if value.__class__ is not Failure and (error := _unsendable(value)) is not None:
+                if value.__class__ is not Failure and (error := _unsendable(value, self._known)) is not None:
                     value = failure(_item_error(value, number, error), number, name)
                     chunk.failed += 1
                 kept.append(value)
@@ -473,7 +474,7 @@ class Pool:
         there = []
         for at, (key, item, number) in enumerate(zip(part.keys, part.items, part.numbers, strict=True)):
             for what, value in (("item", item), ("key", key)):
-                error = _unsendable(value)
+                error = _unsendable(value, self._known)
                 if error is not None:
                     outs[at] = [failure(_item_error(value, number, error, what), number, operator.name)]
                     break
@@ -512,7 +513,7 @@ class Pool:
         """
         buffers: list[Any] = []
         try:
-            body = wire.dumps(request, buffers)
+            body = wire.dumps(request, buffers, self._known)
         except Exception as error:
             raise _Unsendable from error
         where = place_of(first, last)
@@ -643,18 +644,15 @@ class _Unsendable(Exception):
     """A request does not pickle; the reason is the cause."""
 
 
-def _pickled(steps: Sequence[Step]) -> bytes:
-    from penstock import _pickles
-
-    def body(value: Any) -> bytes:
-        return _pickles.dumps(value, 5)
+def _pickled(steps: Sequence[Step]) -> tuple[bytes, dict[type, str]]:
+    from penstock.ordered import _dynamic
 
     try:
-        return body(tuple(steps))
+        return _dynamic.dumps_functions(tuple(steps))
     except Exception as error:
         for step in steps:
             try:
-                body(step)
+                _dynamic.dumps_functions(step)
             except Exception as reason:
                 raise NotPicklable(
                     f"{step.name}: the function cannot be sent to worker processes: {reason}; make what it refers to"
@@ -664,10 +662,10 @@ def _pickled(steps: Sequence[Step]) -> bytes:
         raise NotPicklable(f"the functions cannot be sent to worker processes: {error}", item=None) from error
 
 
-def _unsendable(value: Any) -> Exception | None:
+def _unsendable(value: Any, known: Mapping[type, str]) -> Exception | None:
     """Why a value does not pickle; None if it does."""
     try:
-        wire.dumps(value, [])
+        wire.dumps(value, [], known)
     except Exception as error:
         return error
     return None

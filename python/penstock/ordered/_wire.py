@@ -13,6 +13,7 @@ Trust: both ends of the socket belong to one user, who started the other one and
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import ctypes
 import errno
@@ -25,9 +26,10 @@ import socket
 import struct
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Ended", "NoFile", "dumps", "loads", "receive", "send"]
+__all__ = ["Ended", "NoFile", "brought", "dumps", "loads", "receive", "send"]
 
 #: Length of the pickle, number of buffers, bytes of shared memory: 0 where they follow the pickle.
 _HEAD = struct.Struct("<QIQ")
@@ -42,6 +44,9 @@ _MOST_MAPPED = 16_384
 #: Numbers of the mappings that are held.
 _held: set[int] = set()
 _serials = itertools.count()
+
+#: In a worker process: classes that came with its functions, see `_dynamic`. Its parent has them.
+brought: dict[type, str] = {}
 
 _memfd = getattr(os, "memfd_create", None)
 
@@ -74,8 +79,11 @@ def _reduce_batch(batch: Any) -> tuple[Any, ...]:
     return (_load_batch, (pickle.PickleBuffer(sink.getvalue()),))
 
 
-def dumps(value: Any, buffers: list[Any] | None = None) -> bytes:
-    """Pickle a value; functions and classes of ``__main__`` by value. Large buffers go to `buffers`, if given."""
+def dumps(value: Any, buffers: list[Any] | None = None, known: Mapping[type, str] | None = None) -> bytes:
+    """Pickle a value; functions of ``__main__`` by value, and classes that are not among those `known` over there.
+
+    Large buffers go to `buffers`, if given.
+    """
 
     def aside(buffer: pickle.PickleBuffer) -> bool:
         try:
@@ -93,23 +101,17 @@ def dumps(value: Any, buffers: list[Any] | None = None) -> bytes:
     if arrow is not None:
         # It stands in place of that of all.
         pickler.dispatch_table = copyreg.dispatch_table | {arrow.RecordBatch: _reduce_batch}
-    try:
+    body = b""
+    with contextlib.suppress(Exception):
         pickler.dump(value)
-    except Exception:
-        import cloudpickle
+        body = out.getvalue()
+    if body and b"__main__" not in body:  # by name, which the other side does not know
+        return body
+    from penstock.ordered import _dynamic
 
-        if buffers is not None:
-            buffers.clear()
-        return bytes(cloudpickle.dumps(value, 5))
-    body = out.getvalue()
-    if b"__main__" in body:
-        # By name, which the other side does not know.
-        import cloudpickle
-
-        if buffers is not None:
-            buffers.clear()
-        return bytes(cloudpickle.dumps(value, 5))
-    return body
+    if buffers is not None:
+        buffers.clear()
+    return _dynamic.dumps(value, known or {})
 
 
 def loads(body: Any, buffers: list[Any] | None = None) -> Any:
