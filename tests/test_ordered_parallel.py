@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from examples_support import examples
-from penstock import errors, ordered
+from penstock import _children, errors, ordered
 from penstock.ordered import _driver
 from penstock.ordered import _processes as processes
 from penstock.ordered import _wire as wire
@@ -1337,6 +1337,56 @@ def test_a_killed_process_is_noticed_while_one_that_it_left_behind_runs(leave_on
         os.kill(int(path.read_text()), signal.SIGKILL)
     assert time.monotonic() - started < 40
     assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemsLost and results[4:] == [4, 5]
+
+
+def kill(pid: int) -> None:
+    """Kill a worker process, and wait until that was noticed."""
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(pid, 0)
+            time.sleep(0.001)
+        raise AssertionError(f"process {pid} is left")
+
+
+IDLE: dict[str, Callable[[], ordered.Step]] = {
+    "map": lambda: ordered.map(lambda x: (x, os.getpid())),
+    "partitioned": lambda: ordered.partitioned(
+        lambda total, x: (total + x, [(total + x, os.getpid())]), key=lambda x: 0, initial=0
+    ),
+}
+
+
+@pytest.mark.parametrize("step", IDLE)
+def test_a_process_that_ends_while_it_has_nothing_to_do_takes_no_items_along(step: str) -> None:
+    results = ordered.Pipeline([IDLE[step]()]).run(range(5), mode="processes", workers=1, chunk=1, in_flight=1)
+    first = next(results)
+    kill(first[1])
+    rest = list(results)
+    assert [value for value, _ in [first, *rest]] == ([0, 1, 2, 3, 4] if step == "map" else [0, 1, 3, 6, 10])
+    assert len({pid for _, pid in rest}) == 1 and rest[0][1] != first[1]
+
+
+def test_a_process_that_ends_before_it_is_up_takes_no_items_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_children, "_BOOT", "import signal; signal.pause()")
+    pool = processes.Pool((ordered.map(abs),), 1)
+    try:
+        child = pool._ask(0).get(timeout=60)
+        monkeypatch.undo()
+        assert child is not None
+        kill(child.popen.pid)
+        pool.begin(0, 1)
+        chunk = Chunk(0, 0, [-2])
+        pool.apply(0, "map abs", chunk, None)
+        assert chunk.values == [2]
+    finally:
+        pool.close()
+    monkeypatch.setattr(_children, "_BOOT", "raise SystemExit(5)")
+    results = outcomes(pk.ordered_map(abs, range(3), mode="processes", workers=1))
+    assert [kind for kind, _ in results] == [errors.OrderedError]
+    assert "5 worker processes in a row ended, the last one" in results[0][1]
+    assert "before it had anything to do: the run ends" in results[0][1]
 
 
 def test_a_child_whose_reply_was_not_taken_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

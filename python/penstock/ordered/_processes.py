@@ -9,9 +9,9 @@ of others.
 
 Invariants: one caller at a time talks to a child, with one request, and the earliest chunk goes first (see `turns`); a
 child that is given back owes no reply; one that ended, or whose reply nobody took, is replaced, and what it was working
-on is an error that names the items; failures never go to a child: what stands for them there comes back in their
-places; after `close` no child is left. Where nobody asked for processes (mode "auto"), what does not travel is not an
-error: `Stays`, and whoever called does that chunk or part himself.
+on is an error that names the items, if there was something; failures never go to a child: what stands for them there
+comes back in their places; after `close` no child is left. Where nobody asked for processes (mode "auto"), what does
+not travel is not an error: `Stays`, and whoever called does that chunk or part himself.
 
 Departure: state of a key travels with the call, pickled, and only that of the keys in a chunk; so the hybrid queue
 serves worker processes, too.
@@ -567,30 +567,46 @@ class Pool:
         return reply
 
     def _exchange(self, worker: int, body: bytes, buffers: list[Any], timeout: float | None) -> Any:
-        """Send a request to a child and take its reply, as it came; or why there is none."""
-        child = self._child(worker)
-        try:
-            child.hello()
-            child.socket.settimeout(timeout)
-            wire.send(child.socket, body, buffers)
-            return wire.receive(child.socket)
-        except wire.NoFile as error:
-            return error
-        except TimeoutError:
-            self._replace(worker, child)
-            return _Late()
-        except ConnectionError as error:
-            if self._closed:
-                raise OrderedError("this run was closed") from error
-            return _Gone(self._replace(worker, child))
-        except OrderedError:
-            raise  # it did not come up: the run ends
-        except BaseException as error:
-            # Its reply may be still to come, for whoever has it next.
-            self._replace(worker, child)
-            if self._closed and isinstance(error, OSError):
-                raise OrderedError("this run was closed") from error
-            raise
+        """Send a request to a child and take its reply, as it came; or why there is none.
+
+        One that ended before it was given the request is replaced, and the next one gets it.
+        """
+        while True:
+            child = self._child(worker)
+            given = False
+            try:
+                child.hello()
+                if child.popen.poll() is not None:
+                    raise wire.Ended("it ended while it had nothing to do")
+                child.socket.settimeout(timeout)
+                given = True
+                wire.send(child.socket, body, buffers)
+                return wire.receive(child.socket)
+            except wire.NoFile as error:
+                return error
+            except TimeoutError:
+                self._replace(worker, child)
+                return _Late()
+            except ConnectionError as error:
+                if self._closed:
+                    raise OrderedError("this run was closed") from error
+                code = self._replace(worker, child)
+                if given:
+                    return _Gone(code)
+                self._deaths += 1
+                if self._deaths >= _DEATHS:
+                    raise OrderedError(
+                        f"{self._deaths} worker processes in a row ended, the last one {how_ended(code)} before it had"
+                        " anything to do: the run ends"
+                    ) from error
+            except OrderedError:
+                raise  # it did not come up: the run ends
+            except BaseException as error:
+                # Its reply may be still to come, for whoever has it next.
+                self._replace(worker, child)
+                if self._closed and isinstance(error, OSError):
+                    raise OrderedError("this run was closed") from error
+                raise
 
     def _replace(self, worker: int, child: _Child) -> int:
         code = self._dismiss(child)
