@@ -286,3 +286,38 @@ def sockets_that_are_handed_on(_: int) -> list[int]:
 
 def test_what_a_child_starts_does_not_have_its_socket() -> None:
     assert list(pk.ordered_map(sockets_that_are_handed_on, [1], mode="processes", workers=1)) == [[]]
+
+
+# What the interpreter was told
+
+
+@pytest.mark.parametrize(
+    "told",
+    [["-O"], ["-OO", "-B", "-X", "utf8", "-W", "error::FutureWarning"], ["-I"], ["-E", "-s", "-S", "-P"]],
+    ids="".join,
+)
+def test_a_child_has_what_its_parent_was_told(told: list[str], tmp_path: Path) -> None:
+    """Its functions, too: those of a module are compiled over there."""
+    (tmp_path / "asserting.py").write_text(
+        "import sys\n"
+        "def look(x):\n"
+        "    assert x is None\n"
+        "def told(x):\n"
+        "    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if name.islower() and name[0] != '_'}\n"
+        "    del flags['count'], flags['index']\n"
+        "    return flags, sys._xoptions, [w for w in sys.warnoptions if w == 'error::FutureWarning']\n"
+    )
+    code = f"""
+import sys
+sys.path[:] = {[str(tmp_path), *sys.path]!r}
+import penstock as pk, asserting
+there = [next(pk.ordered_map(asserting.told, [1], mode=mode, workers=1)) for mode in ("inline", "processes")]
+print(there[0] == there[1] or there)
+try:
+    print(next(pk.ordered_map(asserting.look, [1], mode="processes", workers=1)))
+except AssertionError:
+    print("asserted")
+"""
+    done = subprocess.run([sys.executable, *told, "-c", code], capture_output=True, text=True, timeout=100)
+    looked = "None" if told[0].startswith("-O") else "asserted"
+    assert done.stdout == f"True\n{looked}\n", done.stdout + done.stderr[-2000:]

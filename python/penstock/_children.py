@@ -159,6 +159,14 @@ class Pipe:
         return (message,)
 
 
+def _flags() -> list[str]:
+    """What this interpreter was told (-O, -W, -X and others), as multiprocessing hands it on."""
+    import subprocess
+
+    found = getattr(subprocess, "_args_from_interpreter_flags", None)
+    return [] if found is None else list(found())
+
+
 class Child:
     """A process that calls ``module.entry(socket)``.
 
@@ -177,7 +185,7 @@ class Child:
         try:
             with theirs:
                 self.popen = subprocess.Popen(
-                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), module, entry],
+                    [sys.executable, *_flags(), "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), module, entry],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                     # Ctrl-C of the terminal is the parent's, who ends the children in order.
