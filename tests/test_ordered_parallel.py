@@ -407,6 +407,34 @@ def test_batches_and_arrays_travel_through_shared_memory() -> None:
         got[0] = 5  # it is the caller's own
 
 
+def test_types_that_users_register_travel_with_their_batches() -> None:
+    class Degrees(pa.ExtensionType):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(pa.int64(), "tests.degrees")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage: pa.DataType, body: bytes) -> Any:
+            return cls()
+
+    kind = Degrees()
+    pa.register_extension_type(kind)
+    try:
+        column = pa.ExtensionArray.from_storage(kind, pa.array([1, None, 3]))
+        flat = pa.record_batch({"a": column})
+        nested = pa.record_batch({"a": pa.ListArray.from_arrays([0, 1, 3], column), "b": [1, 2]})
+        own = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef"], pa.binary(16)))
+        batches = [flat, nested, pa.record_batch({"a": own})]
+        results = pk.ordered_map(lambda batch: (batch, str(batch.schema)), batches, mode="processes", workers=1)
+        assert list(results) == [(batch, str(batch.schema)) for batch in batches]
+        kinds = [wire.dumps(batch, []).count(b"_load_batch") for batch in batches]
+        assert kinds == [0, 0, 1], "every process has the types of Arrow itself"
+    finally:
+        pa.unregister_extension_type("tests.degrees")
+
+
 def test_keyed_columns_are_the_same_in_every_mode() -> None:
     rows = [("abcde"[i * i % 5], i) for i in range(200)]
     step = ordered.partitioned(

@@ -1,10 +1,11 @@
 """Messages between this process and a worker process.
 
 A message is a pickle (protocol 5) over a stream socket. What is large leaves the pickle and goes through shared memory:
-record batches as an Arrow stream, and every other buffer that knows how to (numpy arrays). The memory is an anonymous
-file whose descriptor travels with the message; the receiver maps it privately and reads in place, without a copy. What
-was received holds memory, and no descriptor: results that are kept may be many more than files that may be open. Where
-no file may be opened for it, what is large goes along over the socket.
+record batches as an Arrow stream (but for types that not every process has), and every other buffer that knows how to
+(numpy arrays). The memory is an anonymous file whose descriptor travels with the message; the receiver maps it
+privately and reads in place, without a copy. What was received holds memory, and no descriptor: results that are kept
+may be many more than files that may be open. Where no file may be opened for it, what is large goes along over the
+socket.
 
 Invariant: a message that cannot be had for want of a descriptor is read to its end, so that the next one can be.
 
@@ -70,9 +71,20 @@ def _load_batch(body: Any) -> Any:
     return pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
 
 
-def _reduce_batch(batch: Any) -> tuple[Any, ...]:
+def _has_own_type(kind: Any, arrow: Any) -> bool:
+    """Whether there is a type in it that somebody has registered in this process, and maybe in no other."""
+    if isinstance(kind, arrow.BaseExtensionType):
+        return not kind.extension_name.startswith("arrow.") or _has_own_type(kind.storage_type, arrow)
+    if isinstance(kind, arrow.DictionaryType):
+        return _has_own_type(kind.value_type, arrow)
+    return any(_has_own_type(kind.field(place).type, arrow) for place in range(kind.num_fields))
+
+
+def _reduce_batch(batch: Any) -> Any:
     import pyarrow as pa
 
+    if any(_has_own_type(kind, pa) for kind in batch.schema.types):
+        return batch.__reduce__()  # a stream of Arrow has only the name of such a type
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
