@@ -392,6 +392,66 @@ def test_an_exception_that_does_not_pickle_keeps_its_text() -> None:
     assert any("Picky: 7" in note for note in caught.value.__notes__)
 
 
+class Mute(Exception):
+    """Neither pickles nor has a text."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class Stuck:
+    """Raises a mute exception where it is pickled; has no text either."""
+
+    def __reduce__(self) -> Any:
+        raise Mute
+
+    __repr__ = Mute.__str__
+
+
+class Stuck2(Stuck):
+    """Raises one where it is restored."""
+
+    def __reduce__(self) -> Any:
+        return (stuck, ())
+
+
+def stuck() -> None:
+    raise Mute
+
+
+def mutely(x: Any) -> Any:
+    if x == 1:
+        raise Mute
+    return {2: Stuck, 3: Stuck2}.get(x, lambda: x)() if isinstance(x, int) else x
+
+
+def test_exceptions_without_a_text_cost_nobody_else_its_result() -> None:
+    items = [0, 1, 2, 3, 4, Stuck(), Stuck2(), 5]
+    results = outcomes(pk.ordered_map(mutely, items, mode="processes", workers=1, chunk=8))
+    assert [value for value in results if isinstance(value, int)] == [0, 4, 5]
+    kinds = [value[0] for value in results if isinstance(value, tuple)]
+    assert kinds == [errors.UserFunctionError, *[errors.NotPicklable] * 4]
+    assert all("Mute" in value[1] for value in results if isinstance(value, tuple))
+    state = ordered.partitioned(lambda state, x: (Stuck() if x == 1 else x, [x]), key=lambda x: x)
+    kept = outcomes(ordered.Pipeline([state]).run([0, 1], mode="processes", workers=1, chunk=1))
+    assert kept[0] == 0 and "the state of key 1 does not pickle" in kept[1][1]
+
+
+def test_what_ends_a_worker_process_unforeseen_is_printed() -> None:
+    code = """
+        from penstock.ordered import _child
+        _child._serve = lambda sock: 1 / 0
+        _child.main(None)
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
 def double(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"a": pa.array(batch.column("a").to_numpy() * 2)})
 

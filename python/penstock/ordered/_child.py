@@ -17,9 +17,10 @@ import time
 import traceback
 from typing import Any
 
+from penstock._functions.short import short
 from penstock.errors import NotPicklable, UserFunctionError
 from penstock.ordered import _wire as wire
-from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark, text_of
 from penstock.ordered._keyed import Packed, run_part
 from penstock.ordered._operators import compile_steps
 
@@ -35,6 +36,8 @@ def main(sock: socket.socket) -> None:
         code = 0
     except KeyboardInterrupt:
         pass
+    except BaseException:
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -47,7 +50,7 @@ def _serve(sock: socket.socket) -> None:
     try:
         operators: list[Any] = compile_steps(wire.loads(body, buffers))
     except BaseException as error:
-        _reply(sock, ("broken", f"{type(error).__qualname__}: {error}"))
+        _reply(sock, ("broken", f"{type(error).__qualname__}: {text_of(error)}"))
         return
     _reply(sock, ("ready",))
     while True:
@@ -59,7 +62,7 @@ def _serve(sock: socket.socket) -> None:
         try:
             kind, place, *rest = wire.loads(body, buffers)
         except BaseException as error:
-            _reply(sock, ("broken", f"{type(error).__qualname__}: {error}"))
+            _reply(sock, ("broken", f"{type(error).__qualname__}: {text_of(error)}"))
             continue
         del body, buffers
         if kind == "there":
@@ -132,7 +135,8 @@ def _packed(name: str, key: Any, states: dict[Any, tuple[Any, Any]]) -> tuple[by
         return wire.dumps(state), place
     except Exception as error:
         raise NotPicklable(
-            f"{name}: the state of key {key!r:.80} does not pickle, so it cannot leave the worker process: {error}",
+            f"{name}: the state of key {short(key)} does not pickle, so it cannot leave the worker process:"
+            f" {text_of(error)}",
             item=None,
         ) from error
 
@@ -150,8 +154,8 @@ def _portable(failed: Failure, step: str) -> Failure:
             failed.bare = True
         except Exception:
             made = UserFunctionError(
-                f"{step} raised {type(error).__qualname__}, which does not pickle ({reason}), so it cannot leave the"
-                f" worker process; give it a __reduce__, or use mode='threads': {error}",
+                f"{step} raised {type(error).__qualname__}, which does not pickle ({text_of(reason)}), so it cannot"
+                f" leave the worker process; give it a __reduce__, or use mode='threads': {text_of(error)}",
                 step=step,
             )
             for note in getattr(error, "__notes__", ()):
@@ -181,7 +185,7 @@ def _checked(values: list[Any]) -> tuple[list[Any], int]:
         except Exception as error:
             made = NotPicklable(
                 f"a result of type {type(value).__qualname__} does not pickle, so it cannot leave the worker process:"
-                f" {error}; return something that does, or use mode='threads'",
+                f" {text_of(error)}; return something that does, or use mode='threads'",
                 item=None,
             )
             value = Failure(made, stays=True)

@@ -32,6 +32,7 @@ __all__ = [
     "mark",
     "marked",
     "place_of",
+    "text_of",
 ]
 
 #: About so many parts of a value are looked at for an estimate; from so many parts on they are the first ones.
@@ -124,6 +125,23 @@ def add_note(error: BaseException, text: str) -> None:
             notes.append(text)
     except Exception:
         return
+
+
+def text_of(error: object) -> str:
+    """What an exception says; never fails.
+
+    Examples
+    --------
+    >>> class Mute(Exception):
+    ...     def __str__(self):
+    ...         return self.text
+    >>> text_of(ValueError("no")), text_of(Mute())
+    ('no', '<Mute that cannot say why>')
+    """
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__qualname__} that cannot say why>"
 
 
 class _Mark(str):

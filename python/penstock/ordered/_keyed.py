@@ -23,8 +23,9 @@ from types import CoroutineType
 from typing import Any
 
 from penstock._coroutines import unawaited
+from penstock._functions.short import short
 from penstock.errors import NotPicklable, OrderedError
-from penstock.ordered._chunk import Chunk, Failure, place_of
+from penstock.ordered._chunk import Chunk, Failure, place_of, text_of
 from penstock.ordered._steps import Step
 from penstock.ordered._transforms import failure, misfit, refuse_coroutines, wrong
 
@@ -331,8 +332,8 @@ class Keyed:
                     state = Packed(dumps(state))
                 except Exception as error:
                     raise NotPicklable(
-                        f"{self.name}: the state of key {key!r:.80} does not pickle, so it cannot go to a worker"
-                        f" process: {error}",
+                        f"{self.name}: the state of key {short(key)} does not pickle, so it cannot go to a worker"
+                        f" process: {text_of(error)}",
                         item=None,
                     ) from error
                 states[key] = (state, place)

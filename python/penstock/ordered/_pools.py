@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._resume import Aside
+from penstock.ordered._chunk import text_of
 from penstock.ordered._steps import Step
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Starting:
                 return
             self.ready = True
         except Exception as error:
-            self.why = f"processes cannot be used: {error}"
+            self.why = f"processes cannot be used: {text_of(error)}"
 
     def close(self) -> None:
         """End them, however far they are."""

@@ -31,9 +31,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock._children import Child, Watch, how_ended, require_descriptors, require_interpreter
+from penstock._functions.short import short
 from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
 from penstock.ordered import _wire as wire
-from penstock.ordered._chunk import Chunk, Elsewhere, Failure, Stays, add_note, item_of, place_of
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, Stays, add_note, item_of, place_of, text_of
 from penstock.ordered._keyed import Part
 from penstock.ordered._steps import Step
 from penstock.ordered._transforms import failure
@@ -430,7 +431,7 @@ class Pool:
             if self._keyed_without(place, operator, part, timeout):
                 return
             made = NotPicklable(
-                f"{name}: an item or key among {place_of(first, last)} does not pickle: {unsent.__cause__}",
+                f"{name}: an item or key among {place_of(first, last)} does not pickle: {text_of(unsent.__cause__)}",
                 item=item_of(first),
             )
             reply = ("failed", failure(made, first, name))
@@ -457,7 +458,7 @@ class Pool:
     def _may_stay(self, why: object) -> None:
         """This does not travel: an error in its place, or the caller does it."""
         if not self._strict:
-            self.stays = self.stays or str(why)
+            self.stays = self.stays or text_of(why)
             raise Stays
 
     def _may_have_stayed(self, values: Sequence[Any]) -> None:
@@ -555,7 +556,8 @@ class Pool:
             reply: tuple[Any, ...] = wire.loads(*answer)
         except Exception as error:
             made = NotPicklable(
-                f"what {name} returned for {where} cannot be restored here: {error!r}", item=item_of(first)
+                f"what {name} returned for {where} cannot be restored here: {short(error, 1000)}",
+                item=item_of(first),
             )
             made.__cause__ = error
             raise _Unrestored(made) from error
@@ -671,11 +673,11 @@ def _pickled(steps: Sequence[Step]) -> tuple[bytes, dict[type, str]]:
                 _dynamic.dumps_functions(step)
             except Exception as reason:
                 raise NotPicklable(
-                    f"{step.name}: the function cannot be sent to worker processes: {reason}; make what it refers to"
-                    " inside the function, or use mode='threads'",
+                    f"{step.name}: the function cannot be sent to worker processes: {text_of(reason)}; make what it"
+                    " refers to inside the function, or use mode='threads'",
                     item=None,
                 ) from reason
-        raise NotPicklable(f"the functions cannot be sent to worker processes: {error}", item=None) from error
+        raise NotPicklable(f"the functions cannot be sent to worker processes: {text_of(error)}", item=None) from error
 
 
 def _unsendable(value: Any, known: Mapping[type, str]) -> Exception | None:
@@ -699,8 +701,8 @@ def _name(value: Failure, number: int, step: str) -> None:
 def _item_error(value: Any, number: int, error: BaseException, what: str = "item") -> NotPicklable:
     whose = f"the key of {place_of(number)}" if what == "key" else place_of(number)
     made = NotPicklable(
-        f"{whose}, of type {type(value).__qualname__}, does not pickle, so it cannot go to a worker process: {error};"
-        " use mode='threads'",
+        f"{whose}, of type {type(value).__qualname__}, does not pickle, so it cannot go to a worker process:"
+        f" {text_of(error)}; use mode='threads'",
         item=item_of(number),
     )
     made.__cause__ = error
