@@ -251,6 +251,78 @@ def leave(x: int) -> int:
     return x
 
 
+def test_what_functions_print_in_a_process_is_there_with_their_results(script: Script) -> None:
+    process = script("""
+        import os, signal, sys, penstock as pk
+        os.environ.pop("PYTHONUNBUFFERED", None)
+        def say(x):
+            print("item", x)
+            print("item", x, "too", file=sys.stderr)
+            return os.getpid()
+        sys.stderr.reconfigure(line_buffering=False)
+        results = pk.ordered_map(say, range(3), mode="processes", workers=1, chunk=3)
+        pid = next(results)
+        os.kill(pid, signal.SIGKILL)
+        results.close()
+        """)
+    out, err = process.communicate(timeout=100)
+    assert out.split("\n") == ["item 0", "item 1", "item 2", ""]
+    assert err.split("\n") == ["item 0 too", "item 1 too", "item 2 too", ""]
+
+
+class Late:
+    """Output that takes a while once `path` is there, and writes to it then."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def flush(self) -> None:
+        if self.path.exists():
+            time.sleep(3 * processes._PATIENCE)
+            self.path.write_text("all of it")
+
+
+def write_late(path: str) -> str:
+    sys.stdout = cast(Any, Late(path))
+    return path
+
+
+def test_a_process_at_rest_has_time_to_end(tmp_path: Path) -> None:
+    path = tmp_path / "late"
+    results = pk.ordered_map(write_late, [str(path)], mode="processes", workers=1)
+    assert next(results) == str(path)
+    path.touch()
+    results.close()
+    assert path.read_text() == "all of it"
+
+
+def hang_there(path: str) -> None:
+    Path(path).touch()
+    time.sleep(100)
+
+
+def test_a_process_that_is_at_work_does_not_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_REST", 90.0)
+    path = tmp_path / "there"
+    pool = processes.Pool((ordered.map(hang_there),), 1)
+    pool.begin(0, 1)
+    raised: list[BaseException] = []
+
+    def apply() -> None:
+        try:
+            pool.apply(0, "map hang_there", Chunk(0, 0, [str(path)]), None)
+        except errors.OrderedError as error:
+            raised.append(error)
+
+    caller = threading.Thread(target=apply)
+    caller.start()
+    eventually(path.exists)
+    started = time.monotonic()
+    pool.close()
+    caller.join(60)
+    assert time.monotonic() - started < 60 and [str(error) for error in raised] == ["this run was closed"]
+
+
 def test_a_function_that_ends_its_process_is_an_error_that_names_the_items() -> None:
     results = pk.ordered_map(leave, range(10), mode="processes", workers=2, chunk=3)
     found: list[Any] = []

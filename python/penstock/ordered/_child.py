@@ -39,10 +39,14 @@ def main(sock: socket.socket) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        _flush()
         os._exit(code)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _serve(sock: socket.socket) -> None:
@@ -82,6 +86,7 @@ def _reply(sock: socket.socket, reply: tuple[Any, ...]) -> None:
     except Exception:
         buffers = []
         body = wire.dumps(_sendable(reply), buffers, wire.brought)
+    _flush()  # whose items are done may end this process
     wire.send(sock, body, buffers)
 
 

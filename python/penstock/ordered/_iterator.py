@@ -71,7 +71,8 @@ class OrderedIterator(Generic[X]):
     def close(self) -> None:
         """Stop the run: its threads and processes end, no further input is read, no further result comes.
 
-        Functions that are under way are called for the rest of their chunk, and what they return is dropped.
+        Functions that are under way are called for the rest of their chunk, and what they return is dropped. In worker
+        processes they have a quarter of a second for that: then their process is killed, wherever they are.
 
         Examples
         --------

@@ -44,8 +44,8 @@ __all__ = ["Pool"]
 
 #: Seconds that a child has to come up.
 _START = 60.0
-#: Seconds that a child has to end by itself once its socket has ended.
-_PATIENCE = 0.25
+#: Seconds that a child has to end by itself once its socket has ended; and one that has nothing to do but to end.
+_PATIENCE, _REST = 0.25, 5.0
 #: So many children in a row that end before they did anything, and the run ends.
 _DEATHS = 5
 
@@ -153,6 +153,8 @@ class Pool:
         #: Children that nobody talks to, and callers that wait for one.
         self._turns = Turns(workers)
         self._closed = False
+        #: Children that have a request.
+        self._busy: set[_Child] = set()
         self._deaths = 0
         #: A function may have left processes behind that hold the socket of the one that it ran in.
         self._watch = Watch("penstock-ordered-watch")
@@ -581,6 +583,10 @@ class Pool:
                 if child.popen.poll() is not None:
                     raise wire.Ended("it ended while it had nothing to do")
                 child.socket.settimeout(timeout)
+                with self._lock:
+                    if self._closed:
+                        raise OrderedError("this run was closed")
+                    self._busy.add(child)
                 given = True
                 wire.send(child.socket, body, buffers)
                 return wire.receive(child.socket)
@@ -609,6 +615,8 @@ class Pool:
                 if self._closed and isinstance(error, OSError):
                     raise OrderedError("this run was closed") from error
                 raise
+            finally:
+                self._busy.discard(child)
 
     def _replace(self, worker: int, child: _Child) -> int:
         code = self._dismiss(child)
@@ -626,12 +634,13 @@ class Pool:
             if self._starting is not None:
                 self._starting.hang_up()
             children = [child for child in self._children if child is not None]
+            resting = {child for child in children if child.up and child not in self._busy}
         for child in children:
             child.hang_up()
         self._turns.close()
-        deadline = time.monotonic() + _PATIENCE
-        for child in children:
-            child.end(deadline)
+        now = time.monotonic()
+        for child in sorted(children, key=resting.__contains__):
+            child.end(now + (_REST if child in resting else _PATIENCE))
             self._dismiss(child)
         self._wanted.put(None)
         if threading.current_thread() is not self._starter:
