@@ -5,16 +5,61 @@ Never those of the machine: a container, a pinned process and a Spark task have 
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["of_process", "of_task_or_process", "task"]
+__all__ = ["of_process", "of_task_or_process", "quota", "task"]
 
 
 def of_process() -> int:
-    """The CPUs on which this process may run, at least one."""
-    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """The CPUs on which this process may run, no more than it has the time of, at least one."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = quota()
+    return max(1, allowed if limit is None else min(allowed, math.ceil(limit)))
+
+
+@functools.cache
+def quota(root: str = "/") -> float | None:
+    """CPUs whose time this process may take: the least that its control group, or one around it, is given.
+
+    None where none is limited, or nothing can be read. Read once; `root` is ``/`` outside tests.
+    """
+    try:
+        groups = Path(root, "proc/self/cgroup").read_text(errors="surrogateescape")
+    except OSError:
+        return None
+    found = []
+    for line in groups.splitlines():
+        _, _, rest = line.partition(":")
+        kinds, told, path = rest.partition(":")
+        if not told or not (kinds == "" or "cpu" in kinds.split(",")):
+            continue
+        for folder in dict.fromkeys(("cpu", kinds)) if kinds else ("",):
+            mount = Path(root, "sys/fs/cgroup", folder)
+            group = mount / path.lstrip("/")
+            # Those around it hold as well; a container sees its own group as the mount.
+            for around in (group, *group.parents):
+                found.append(_limit(around, old=bool(kinds)))
+                if around == mount:
+                    break
+    return min((cpus for cpus in found if cpus is not None), default=None)
+
+
+def _limit(group: Path, old: bool) -> float | None:
+    """The CPUs that a control group, of version 1 or 2, is given; None for all."""
+    try:
+        if old:
+            given, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        else:
+            given, period = (group / "cpu.max").read_text().split()
+        cpus = int(given) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no such file; "max"
+        return None
+    return cpus if cpus > 0 else None
 
 
 def task() -> Any:
