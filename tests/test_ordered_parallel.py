@@ -592,9 +592,12 @@ def test_a_fork_while_it_runs_is_refused_there_and_harmless_here() -> None:
         results = pk.ordered_map(slow, range(200), mode=mode, workers=2, chunk=1)
         assert next(results) == 0
 
-        def child(results: ordered.OrderedIterator = results) -> None:
+        def child(results: ordered.OrderedIterator = results, mode: str = mode) -> None:
             with pytest.raises(errors.ForkError, match="forked child"):
                 next(results)
+            # Logs may show it.
+            assert repr(results).startswith(f"<ordered iterator: {mode}, ")
+            assert [step.name for step in results.stats().steps] == ["map slow"]
             results.close()
 
         in_child(child)

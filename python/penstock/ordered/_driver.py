@@ -533,7 +533,8 @@ class Driver:
         engine, desk, out = self._engine, self._desk, self._out
         told: list[dict[str, Any]] = [{"name": operator.name} for operator in self._operators]
         if engine is not None:
-            with contextlib.suppress(EngineError):  # who takes results has just closed it
+            # Who takes results has just closed it, or it is that of another process.
+            with contextlib.suppress(EngineError, ForkError):
                 told = engine.stats()
         return Stats(
             mode=self._mode,
