@@ -1346,7 +1346,7 @@ def test_a_close_in_another_thread_ends_the_iteration(mode: str) -> None:
     more.put(7)  # the thread of the input goes
 
 
-class Late(Exception):
+class Alarm(Exception):
     """Raised by the handler of a signal."""
 
 
@@ -1356,7 +1356,7 @@ def test_what_the_handler_of_a_signal_raises_loses_nothing(mode: str) -> None:
 
     def handler(*_: Any) -> None:
         come.set()
-        raise Late
+        raise Alarm
 
     def wait(x: int) -> int:
         assert x != 2 or mode == "processes" or come.wait(60)
@@ -1371,13 +1371,13 @@ def test_what_the_handler_of_a_signal_raises_loses_nothing(mode: str) -> None:
             while len(found) < 31:
                 try:
                     found.append(next(results))
-                except Late:
-                    found.append(Late)
+                except Alarm:
+                    found.append(Alarm)
             assert list(results) == []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    found.remove(Late)
+    found.remove(Alarm)
     assert found == list(range(30))
 
 
