@@ -249,6 +249,12 @@ def test_what_is_no_dict_of_relations_is_refused() -> None:
     with pytest.raises(errors.ConfigError, match=r"^sink: sends is a coroutine function, and nobody awaits"):
         deltas.foreach_batch(sends, "e")
 
+    def yields(changes: pk.graph.Changes, batch_id: int) -> Iterator[None]:
+        yield
+
+    with pytest.raises(errors.ConfigError, match=r"^sink: yields is a generator function, and nobody runs"):
+        deltas.foreach_batch(yields, "e")
+
 
 def test_two_interrupts_leave_no_half_epoch() -> None:
     """Of the feeding, and of what tidies up behind it: an epoch has been fed as a whole, and can be read, or not."""

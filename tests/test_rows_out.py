@@ -603,6 +603,17 @@ def test_coroutine_functions_are_refused(build: Callable[[Any], Any], func: Any)
         build(func)
 
 
+def test_takers_of_rows_that_nobody_runs_are_refused() -> None:
+    def taken(batch: pa.RecordBatch) -> Any:
+        yield batch
+
+    flow = pk.Flow("k bigint")
+    with pytest.raises(ConfigError, match=r"^sink: .*taken is a generator function, and nobody runs what it returns"):
+        flow.run_into(taken, ONE)
+    with pytest.raises(ConfigError, match=r"^sink returned a generator \(.*taken\), which nobody runs"):
+        flow.run_into(lambda batch: taken(batch), ONE)
+
+
 def test_coroutine_functions_of_aggregators_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"aggregate finish: Total\.finish is a coroutine function"):
         KEYED.aggregate(Total(), schema="n bigint")

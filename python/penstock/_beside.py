@@ -66,7 +66,7 @@ def require(late: Any, sides: Any, kinds: Kinds, takes: str, names: str) -> None
         It names the kinds that there are, or the coroutine function.
     """
     if callable(late):
-        require_plain(late, "late", takes=names)
+        require_plain(late, "late", takes=names, ignored=True)
         require_called(late, "late", names)
     elif late is not None:
         none = "none: no step of it has late rows"
@@ -104,7 +104,7 @@ def _require(given: Any, what: str, kinds: Sequence[str], wanted: str, none: str
             raise ConfigError(f"{what}={{{name!r}: ...}}: this flow has no such {such}; there are {known}")
         if not callable(sink):
             raise ConfigError(f"{what}={{{name!r}: {sink!r}}}: it must be a function of {takes}")
-        require_plain(sink, of_kind(what, given, name), takes=names)
+        require_plain(sink, of_kind(what, given, name), takes=names, ignored=True)
         require_called(sink, of_kind(what, given, name), names)
 
 
@@ -116,7 +116,7 @@ def hand(taker: Taker, rows: pa.RecordBatch, name: str) -> None:
     RuntimeError
         When it raises StopIteration, which would end the iterator of results as if it were complete (as PEP 479).
     ConfigError
-        When it gives a coroutine.
+        When it gives a coroutine or a generator.
     """
     try:
         given = taker(rows)

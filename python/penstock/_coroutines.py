@@ -82,16 +82,16 @@ def require_called(f: Any, what: str, takes: str) -> None:
         ) from None
 
 
-def require_done(made: Any, what: str) -> None:
-    """Refuse what a function returned that has not run; closes it.
+def require_done(made: Any, what: str, *, kept: bool = False) -> None:
+    """Refuse what a function returned that has not run. `kept`: somebody gets it, who may run a generator.
 
     Raises
     ------
     ConfigError
-        For a coroutine.
+        For a coroutine, which is closed, or a generator.
     """
-    if made.__class__ is CoroutineType:
-        raise ConfigError(f"{what} {unawaited(made)}")
+    if made.__class__ is CoroutineType or (made.__class__ in UNRUN and not kept):
+        raise ConfigError(f"{what} {unrun(made)}")
 
 
 def unawaited(made: CoroutineType[Any, Any, Any]) -> str:

@@ -979,7 +979,7 @@ def run_into(
     write = getattr(sink, "write_batch", sink)
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
-    require_plain(write, "sink", takes="batch")
+    require_plain(write, "sink", takes="batch", ignored=True)
     kinds = _check(flow, workers, late, sides, progress, batch_rows, streaming, processes)
     output_rows = 0
     late_sink: LateSink = _nobody

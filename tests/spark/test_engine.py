@@ -1213,6 +1213,11 @@ async def sends(*given: Any) -> None:
     raise AssertionError("nobody awaits it")
 
 
+def yields(*given: Any) -> Iterator[None]:
+    raise AssertionError("nobody runs it")
+    yield
+
+
 @pytest.mark.parametrize("what", ["sink", "late", "sides={'seen': ...}"])
 @pytest.mark.usefixtures("all_awaited")
 def test_sinks_that_nobody_awaits_are_refused(cluster: Any, engine: pk.Engine, what: str) -> None:
@@ -1228,9 +1233,19 @@ def test_sinks_that_nobody_awaits_are_refused(cluster: Any, engine: pk.Engine, w
         engine.foreach_batch(flow, **given(functools.partial(sends, 1)))
     function = engine.foreach_batch(flow, **given(lambda *results: sends(*results)), name="awaited")
     returned = f"{what} returned a coroutine (sends), which nobody awaits: run it inside, as by asyncio.run"
+    rows = numbers(cluster, 0).selectExpr("k", "v", "timestamp_seconds(v) AS at")
     with pytest.raises(ConfigError, match=f"^{re.escape(returned)}$"):
-        function(numbers(cluster, 0).selectExpr("k", "v", "timestamp_seconds(v) AS at"), 0)
+        function(rows, 0)
     engine.drop("awaited")
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{what}: yields is a generator function, and nobody runs what it")
+    ):
+        engine.foreach_batch(flow, **given(functools.partial(yields, 1)))
+    function = engine.foreach_batch(flow, **given(lambda *results: yields(*results)), name="run")
+    returned = f"{what} returned a generator (yields), which nobody runs: give a function without yield"
+    with pytest.raises(ConfigError, match=f"^{re.escape(returned)}$"):
+        function(rows, 0)
+    engine.drop("run")
 
 
 def test_engines_of_one_name_are_counted_each(monkeypatch: pytest.MonkeyPatch) -> None:

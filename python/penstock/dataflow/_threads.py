@@ -290,7 +290,7 @@ def seated(seats: Seats, thread: int = 0, *, main: bool | None = None) -> Iterat
 def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: bool) -> R:
     with seated(seats, thread, main=main) as worker:
         made = program(worker)
-        require_done(made, "the program")
+        require_done(made, "the program", kept=True)
         return made
 
 

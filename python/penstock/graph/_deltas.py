@@ -268,7 +268,7 @@ class Deltas:
         """
         if not callable(sink):
             raise ConfigError(f"sink={sink!r} must be a function of (Changes, batch id)")
-        require_plain(sink, "sink", takes="changes, batch_id")
+        require_plain(sink, "sink", takes="changes, batch_id", ignored=True)
         known = ", ".join(self._relations)
         if relation is None:
             if len(self._relations) > 1:

@@ -554,7 +554,7 @@ class Engine:
         """
         if not callable(sink):
             raise ConfigError(f"sink={sink!r} must be a function of (DataFrame, batch id)")
-        require_plain(sink, "sink", takes="df, batch_id")
+        require_plain(sink, "sink", takes="df, batch_id", ignored=True)
         require_called(sink, "sink", "df, batch_id")
         if self._state in ("closing", "closed"):
             self._require_open()
