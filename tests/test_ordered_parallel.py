@@ -1381,6 +1381,29 @@ def test_what_the_handler_of_a_signal_raises_loses_nothing(mode: str) -> None:
     assert found == list(range(30))
 
 
+def test_what_the_handler_of_a_signal_raises_between_calls_loses_nothing() -> None:
+    """In a run in the caller's thread whose function is no code of Python: no signal is seen in it."""
+
+    def handler(*_: Any) -> None:
+        raise Alarm
+
+    before, found, heard = signal.signal(signal.SIGALRM, handler), 0, 0
+    try:
+        with pk.ordered_map(abs, iter(range(20_000)), mode="inline", workers=2, chunk=2) as results:
+            signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+            while found < 20_000:
+                try:
+                    assert next(results) == found
+                    found += 1
+                except Alarm:
+                    heard += 1
+            assert list(results) == []
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert heard
+
+
 @pytest.mark.parametrize("mode", ["inline", "threads"])
 def test_the_error_of_an_item_holds_no_other_one(mode: str) -> None:
     class Held:
@@ -1456,6 +1479,66 @@ def test_auto_with_a_timeout_compares_what_modules_have_and_does_here_what_does_
         " anew; mode='processes' does not ask",
         "['int', 'lock', 'int'] processes",
     ], err
+
+
+def test_auto_with_a_timeout_does_here_what_a_child_cannot_restore_and_ends_while_one_starts(
+    tmp_path: Path, script: Script
+) -> None:
+    (tmp_path / "slowly.py").write_text(
+        "import os, time\n"
+        "started = os.environ.get('STARTED')\n"
+        "if started:\n"
+        "    open(started, 'w').close()\n"
+        "    time.sleep(120)\n"
+        "def f(x):\n"
+        "    return x\n"
+    )
+    process = script(f"""
+        import os, sys, threading, time, types
+        import penstock as pk
+        only = types.ModuleType("only_here")
+        sys.modules["only_here"] = only
+        exec("def f(x): return x + 1", only.__dict__)
+        with pk.ordered_map(only.f, range(5), workers=2, timeout=60) as results:
+            print(list(results), results.stats().mode)
+        sys.path.insert(0, {str(tmp_path)!r})
+        import slowly
+        os.environ["STARTED"] = started = {str(tmp_path / "started")!r}
+        results = pk.ordered_map(slowly.f, range(5), workers=1, timeout=60)
+        taker = threading.Thread(target=lambda: list(results), daemon=True)
+        taker.start()
+        while not os.path.exists(started):
+            time.sleep(0.01)
+        results.close()
+        taker.join()
+        print("ended")
+        """)
+    out, err = process.communicate(timeout=60)
+    assert out.splitlines() == ["[1, 2, 3, 4, 5] threads", "ended"], err
+
+
+class Celsius(pa.ExtensionType):  # type: ignore[misc]
+    """A type of a user's."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "penstock.test.celsius")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Celsius:
+        return cls()
+
+
+def test_slices_of_batches_with_types_of_users_travel_without_the_rest() -> None:
+    whole = pa.record_batch({"v": pa.ExtensionArray.from_storage(Celsius(), pa.array(range(100_000), pa.int64()))})
+    slices = [whole.slice(at, 10) for at in range(0, 100, 10)]
+    body = wire.dumps(slices, [])
+    assert len(body) < 50_000
+    made = wire.loads(body)
+    assert [one.equals(other) for one, other in zip(made, slices, strict=True)] == [True] * 10
+    assert {one.schema.field(0).type for one in made} == {Celsius()}
 
 
 def test_a_length_that_cannot_be_had_is_none() -> None:

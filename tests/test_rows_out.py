@@ -7,6 +7,7 @@ import collections
 import datetime
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 import penstock as pk
 from penstock import ordered
 from penstock._functions.owned import owner
+from penstock._wholes import look_into
 from penstock.errors import ConfigError, UserFunctionError
 
 UTC = datetime.UTC
@@ -495,6 +497,23 @@ def test_an_array_of_times_is_no_list_of_numbers_in_frames() -> None:
         UserFunctionError, match="cannot hold what the function yielded: it has an array of numpy's times"
     ):
         of_frame(np.array(["2020-01-01"], "M8[ns]"), pa.list_(pa.int64()))
+
+
+def test_an_array_of_times_is_text_in_frames_as_in_spark() -> None:
+    assert of_frame(np.array(["2020-01-01"], "M8[s]"), pa.list_(pa.string())) == ["2020-01-01 00:00:00"]
+
+
+def test_floats_of_numpy_are_looked_at_without_a_warning() -> None:
+    look = look_into(pa.float32())
+    assert look is not None
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kept in (np.float32(1), np.float16(2), np.int32(-(2**31)), np.float64(3.4e38), float("nan"), None, "text"):
+            assert look([kept]) is None
+        assert look(list(np.array([1, np.inf], "f4"))) is None
+        for beyond in (np.float64(1e39), 1e39, 10**39):
+            assert "beyond" in (look([1.0, beyond]) or "")
+        assert "unsigned" in (look([np.ulonglong(2**64 - 1)]) or "")
 
 
 def test_halves_have_numbers_up_to_their_end() -> None:

@@ -9,11 +9,11 @@ Used wherever values of Python become Arrow: rows of `penstock.ordered`, and row
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 from itertools import chain
 from numbers import Integral, Number, Real
+from struct import pack
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -48,8 +48,8 @@ _BEYOND: Final = "has a number beyond what its type of floats has, which would b
 _UNSIGNED: Final = "has an unsigned number of numpy's that a float does not have exactly: give float(number)"
 #: Unsigned numbers that floats have exactly; of greater ones pyarrow makes what their bits say with a sign.
 _EXACT: Final = 1 << 53
-#: From where on the nearest float is infinite, by the width of the type.
-_ENDS: Final = {16: 65_520.0, 32: 2.0**128 - 2.0**103}
+#: How `struct` packs floats of these widths.
+_CODES: Final = {16: "e", 32: "f"}
 _NO_TIME: Final = "has NaT, which is none: give None"
 _FINER: Final = "has a time with parts of the unit of its type, {}: round it, or declare a finer type"
 
@@ -91,7 +91,7 @@ def look_into(kind: pa.DataType) -> _Look | None:
     if is_type.is_temporal(kind):
         return _times(kind)
     if is_type.is_floating(kind):
-        return partial(_floats, _ENDS.get(kind.bit_width))
+        return partial(_floats, kind.bit_width)
     if is_type.is_dictionary(kind) or is_type.is_run_end_encoded(kind):
         return look_into(kind.value_type)
     if is_type.is_map(kind):
@@ -120,19 +120,25 @@ def _fractions(values: Collection[Any]) -> str | None:
     return FRACTION if cut else None
 
 
-def _floats(end: float | None, values: Collection[Any]) -> str | None:
+def _floats(width: int, values: Collection[Any]) -> str | None:
     kinds = set(map(type, values))
     if any(map(_is_time, kinds)):
         return _TIME
     if any(map(_is_truth, kinds)):
         return FRACTION
-    unsigned = {kind for kind in kinds if kind.__module__ == "numpy" and kind.__name__ == "uint64"}
-    if unsigned and any(type(one) in unsigned and one > _EXACT for one in values):
+    of_numpy = {kind.__name__: kind for kind in kinds if kind.__module__ == "numpy"}
+    unsigned = [of_numpy[name] for name in ("uint64", "ulonglong") if name in of_numpy]
+    if unsigned and any(type(one) in unsigned and int(one) > _EXACT for one in values):
         return _UNSIGNED
-    if end is None:
+    code = _CODES.get(width)
+    if code is None or kinds <= {of_numpy.get("float16"), of_numpy.get(f"float{width}")}:
         return None
     numbers = values if kinds <= {float, int} else [one for one in values if isinstance(one, Real)]
-    return _BEYOND if any(end <= abs(one) < math.inf for one in numbers) else None
+    try:
+        pack(f"<{len(numbers)}{code}", *map(float, numbers))
+    except OverflowError:  # a finite number, of which the nearest one is not
+        return _BEYOND
+    return None
 
 
 def _is_time(kind: type) -> bool:

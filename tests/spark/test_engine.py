@@ -257,6 +257,27 @@ def test_a_batch_of_few_wide_rows_does_not_come_to_the_driver() -> None:
     assert shortcut.attempt() < shortcut.attempt() < 1 << 63
 
 
+def test_few_rows_go_to_all_members_where_one_would_have_much_to_do() -> None:
+    shortcut = feeds.Shortcut()
+    receipt = feeds.Receipt(partition=0, attempt=1, member=1, rows=10, max_event_time=None, checksum=0)
+    rows = [pa.record_batch({"v": [0, 1, 2]}), pa.record_batch({"v": [3, 4]})]
+
+    def pieces(members: int) -> list[list[int]]:
+        made = shortcut.pieces(rows, members)
+        return [[v for batch in piece for v in batch["v"].to_pylist()] for piece in made]
+
+    assert pieces(3) == [[0, 1, 2, 3, 4]]
+    # One worked for 0.09 s; two that work for 0.04 s together have more to do than one should have.
+    for members, seconds, one in (((1,), 0.09, False), ((1, 2), 0.04, False), ((1, 2), 0.02, True)):
+        shortcut.came([dataclasses.replace(receipt, member=member, partition=member) for member in members])
+        shortcut.ran(seconds)
+        assert pieces(1) == [[0, 1, 2, 3, 4]]
+        assert pieces(2) == ([[0, 1, 2, 3, 4]] if one else [[0, 1, 2], [3, 4]])
+        assert pieces(9) == ([[0, 1, 2, 3, 4]] if one else [[0], [1], [2], [3], [4]])
+    shortcut.ran(9.0)
+    assert shortcut.pieces([], 2) == [[]]
+
+
 @pytest.mark.parametrize(
     ("columns", "before", "rows"),
     [

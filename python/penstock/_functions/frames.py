@@ -430,9 +430,9 @@ class Joiner:
 def _of_numpy(kind: pa.DataType, value: Any) -> Any:
     """An array for a list whose values are no times: what pyarrow takes, or what says the same to it."""
     if value.dtype.kind in "mM":
-        found = first_cut(kind, [value])
-        assert found is not None
-        raise TypeError(f"it {found[1]}")
+        if (found := first_cut(kind, [value])) is not None:
+            raise TypeError(f"it {found[1]}")
+        return value
     return of_numpy(kind, value) if value.dtype.kind == "u" or hasattr(value, "mask") else value
 
 

@@ -97,6 +97,8 @@ class _Out(NamedTuple):
     ended_by: BaseException | None = None
 
 
+#: How often a chunk is tried here before what is raised beside its functions is taken for the run's own.
+_TRIES = 3
 #: Seconds that functions under way have when the interpreter ends.
 _AT_EXIT = 2.0
 
@@ -322,6 +324,8 @@ class Driver:
         try:
             serial(self._operators, work)
         except Exception as error:
+            if not isinstance(error, PenstockError) and len(desk.tried) < _TRIES:
+                raise  # of a signal handler: who goes on has it done again
             self._error = error
             return
         work.spent = time.perf_counter() - started
@@ -446,17 +450,20 @@ class Driver:
         if mode == "processes" and self._pool is None:
             from penstock.ordered._processes import Pool
 
+            asked, why = self.options.mode != "auto", ""
             try:
-                self._pool = Pool(self.steps, self.options.workers, strict=self.options.mode != "auto")
-            except NotPicklable:
-                if self.options.mode != "auto":
+                self._pool = Pool(self.steps, self.options.workers, strict=asked)
+                if self._quit or self._over:
+                    return
+                why = "" if asked else self._pool.differs(self.steps)
+            except NotPicklable as error:
+                if asked:
                     raise
-                self._mode = "threads"
-                self._why = "the functions do not pickle, so they cannot go to processes"
-            else:
-                if self.options.mode == "auto" and (why := self._pool.differs(self.steps)):
-                    self._end_pool()
-                    self._mode, self._why = "threads", why
+                why = "the functions do not pickle, so they cannot go to processes"
+                why = why if self._pool is None else f"processes cannot be used: {error}"
+            if why:
+                self._end_pool()
+                self._mode, self._why = "threads", why
         pool = self._pool if self._mode == "processes" else None
         engine = Parallel(self._operators, self.options, pool)
         if pool is not None:
@@ -504,6 +511,8 @@ class Driver:
         if self._closed or os.getpid() != self._pid:
             return
         if self._aside is not None and self._aside.begun:
+            if (pool := self._pool) is not None:
+                pool.close()  # what is begun may wait for one of its processes to come up
             with contextlib.suppress(BaseException):  # who waits for it hears of it
                 self._aside.wait()
         self._source.close()

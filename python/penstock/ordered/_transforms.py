@@ -82,8 +82,8 @@ def _call_each(f: Callable[[Any], Any], chunk: Chunk, step: str) -> list[Any]:
             error: BaseException = wrong(step, "raised StopIteration")
             add_note(error, "an iterator ended inside the function: give next() a default")
         except BaseException as raised:
-            if _interrupts(raised):
-                raise
+            if _interrupts(raised) or len(out) == wanted:
+                raise  # not of a function of these
             error = raised
         out.append(failure(error, chunk.numbers()[len(out)], step))
         chunk.failed += 1

@@ -84,7 +84,11 @@ def _reduce_batch(batch: Any) -> Any:
     import pyarrow as pa
 
     if any(_has_own_type(kind, pa) for kind in batch.schema.types):
-        return batch.__reduce__()  # a stream of Arrow has only the name of such a type
+        # A stream of Arrow has only the name of such a type; pickled, a slice has the buffers of the whole.
+        if batch.get_total_buffer_size() > 2 * batch.nbytes + 4_096:
+            with contextlib.suppress(pa.ArrowException):
+                batch = batch.take(pa.array(range(batch.num_rows), pa.int64()))
+        return batch.__reduce__()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)

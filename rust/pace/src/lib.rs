@@ -1,8 +1,8 @@
 //! The pace of a flow in epochs: when a worker sends what, marks its bins and takes its record, and when bins move.
 //!
 //! Owns the clock of a flow, not what flows. An epoch is released to every worker of a generation; each sends its share slice by slice, never
-//! more than a window of slices ahead of the probe on the output, and than a third of one while bins move; what the epoch ends with
-//! travels in its last slice; an epoch is done on a worker when the probe has passed it. Where several workers count and nothing is marked
+//! more than a window of slices ahead of the probe on the output, and than a third of one while bins move, or where the slices of all
+//! workers are numbered in one order, so many rows of its own however far ahead; what the epoch ends with travels in its last slice; an epoch is done on a worker when the probe has passed it. Where several workers count and nothing is marked
 //! between epochs, the next epoch is fed while the others still count this one.
 //!
 //! Slices of an epoch: 0 a seal, at which nothing is ever sent and nothing moves; `(0, MARK)` idle ticks, so that a migration finishes
@@ -17,7 +17,7 @@
 //!
 //! Invariants
 //! - The leader (worker 0 of the fabric) alone sends control. It keeps the control input at most a window
-//!   ahead of the probe, so that a migration asked for now takes effect within a window of slices.
+//!   ahead of the least data to send, so that a migration asked for now takes effect when what is under way is done.
 //! - The data input of a worker without work follows the control frontier: nobody silent holds a migration.
 //! - With a journal, all workers mark their bins at one consistent cut: an epoch's first block is sent when
 //!   the probe stands at `MARK`, that is, when every worker waits there and nothing earlier is under way; and control
@@ -43,7 +43,7 @@ use penstock_progress::{FlowTime, ProbeHandle};
 
 pub use anchor::unix_ns;
 pub use leader::{Cadence, Leader, Migrated, Moves, Order, Refusal, StepReport};
-pub use pacer::{Driven, Flight, Pace, Pacer, Release, Sent};
+pub use pacer::{Driven, Flight, Pace, Pacer, Release};
 
 /// First slice of an epoch: no worker leaves it before it has taken the record of the epoch before.
 pub const SEAL: u32 = 0;

@@ -42,28 +42,17 @@ pub trait Driven {
     fn changes(&self) -> u64;
     /// Whether links are full. When they have room again, the turn comes by itself.
     fn is_congested(&self) -> bool;
-    /// Sends a slice where the data input stands.
+    /// Sends a slice where the data input stands; says when it was read and went, and how many rows it has.
     ///
     /// # Errors
     /// When it cannot be read. The run is over then.
-    fn send(&mut self, slice: Self::Slice) -> Result<Sent, Self::Error>;
+    fn send(&mut self, slice: Self::Slice) -> Result<(Instant, u64), Self::Error>;
     /// Sends what an epoch ends with, in its last slice.
     fn end(&mut self, end: Self::End);
     /// Now; other than the machine's in a simulation.
     fn now(&self) -> Instant {
         Instant::now()
     }
-}
-
-/// What was sent.
-#[derive(Clone, Copy, Debug)]
-pub struct Sent {
-    /// When it was read and went.
-    pub at: Instant,
-    /// Its rows.
-    pub rows: u64,
-    /// Their bytes in memory, about.
-    pub bytes: u64,
 }
 
 /// One epoch's share of a worker.
@@ -82,9 +71,10 @@ pub struct Release<S, E> {
 pub struct Pace {
     /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
     pub window: u32,
-    /// Bytes of rows of this worker's own that may be under way however far ahead they are, in an order-sensitive flow whose workers
-    /// each have stretches of it: what lies ahead of the first step that needs order is done meanwhile, and the rows wait there.
-    pub apart: u64,
+    /// Whether so many rows of this worker's own may be under way however far ahead they are, in an order-sensitive flow whose workers
+    /// each have stretches of it, as in flows whose slices each worker numbers for itself: what lies ahead of the first step that needs
+    /// order is done meanwhile, and the rows wait there.
+    pub apart: bool,
     /// Whether bins are marked before each epoch.
     pub journal: bool,
     /// Whether an epoch is recorded when it is done, before anything of the next one.
@@ -101,7 +91,6 @@ pub struct Flight {
     pub sent: Instant,
     /// The rows of this worker's in it.
     pub rows: u64,
-    bytes: u64,
 }
 
 /// See the module.
@@ -121,8 +110,10 @@ pub struct Pacer<S, E> {
     /// Whether that was more often than when the one before was.
     moved: bool,
     flights: VecDeque<Flight>,
-    /// Bytes of those.
-    bytes: u64,
+    /// Rows of those.
+    rows: u64,
+    /// How many of them, the last ones, were sent beyond the window and wait for their turn.
+    ahead: usize,
 }
 
 impl<S, E> Pacer<S, E> {
@@ -141,7 +132,8 @@ impl<S, E> Pacer<S, E> {
             changes: (!goes_on).then_some(0),
             moved: false,
             flights: VecDeque::new(),
-            bytes: 0,
+            rows: 0,
+            ahead: 0,
         }
     }
 
@@ -202,6 +194,7 @@ impl<S, E> Pacer<S, E> {
         D: Driven<Slice = S, End = E>,
     {
         let mut busy = self.open(driven);
+        self.begin(driven);
         busy |= self.feed(driven)?;
         let window = self.window(driven);
         if let Some(leader) = &mut self.leader {
@@ -215,9 +208,23 @@ impl<S, E> Pacer<S, E> {
     /// The oldest slice under way, if the probe has passed it.
     pub fn landed(&mut self, probes: &Probes) -> Option<Flight> {
         let landed = self.flights.front().is_some_and(|flight| !probes.output.less_equal(&flight.time));
-        let flight = if landed { self.flights.pop_front() } else { None };
-        self.bytes -= flight.map_or(0, |flight| flight.bytes);
-        flight
+        let mut flight = if landed { self.flights.pop_front()? } else { return None };
+        self.rows -= flight.rows;
+        if self.ahead > self.flights.len() {
+            (self.ahead, flight.sent) = (self.flights.len(), Instant::now());
+        }
+        Some(flight)
+    }
+
+    /// What waits for its turn is not on its way: its time begins with that.
+    fn begin(&mut self, driven: &impl Driven) {
+        let Some(reached) = first(&driven.probes().output).filter(|_| self.ahead > 0) else { return };
+        let limit = FlowTime::new(reached.epoch, reached.slice.max(MARK).saturating_add(self.window(driven)));
+        let (now, waiting) = (driven.now(), self.flights.len() - self.ahead);
+        for flight in self.flights.iter_mut().skip(waiting).take_while(|flight| flight.time < limit) {
+            flight.sent = now;
+            self.ahead -= 1;
+        }
     }
 
     /// The oldest epoch that was fed, if it is done everywhere.
@@ -242,11 +249,8 @@ impl<S, E> Pacer<S, E> {
     /// Slices that may be under way now: fewer in an epoch in which bins move, and in the one after, such as the first of a generation that
     /// goes on. A row waits behind all slices that are under way, and so does a step of a migration.
     fn window(&self, driven: &impl Driven) -> u32 {
-        if self.moves(driven) { self.pace.window.div_ceil(CALMER) } else { self.pace.window }
-    }
-
-    fn moves(&self, driven: &impl Driven) -> bool {
-        self.moved || self.changes != Some(driven.changes())
+        let moves = self.moved || self.changes != Some(driven.changes());
+        if moves { self.pace.window.div_ceil(CALMER) } else { self.pace.window }
     }
 
     /// With a journal, nothing is sent before every worker stands at `MARK` and no migration of an earlier
@@ -268,7 +272,6 @@ impl<S, E> Pacer<S, E> {
     /// Greatest data slice of `epoch` that may be sent now, exclusive.
     fn limit(&self, epoch: u64, driven: &impl Driven) -> u32 {
         match first(&driven.probes().output) {
-            Some(time) if time.epoch == epoch && self.bytes < self.pace.apart && !self.moves(driven) => CLOSE,
             Some(time) if time.epoch == epoch => time.slice.max(MARK).saturating_add(self.window(driven)),
             Some(time) if time.epoch > epoch => CLOSE,
             Some(_) if self.flights.len() < self.overlap => CLOSE,
@@ -289,7 +292,9 @@ impl<S, E> Pacer<S, E> {
         }
         let mut sent = false;
         loop {
-            let limit = self.limit(epoch, driven);
+            let near = self.limit(epoch, driven);
+            let apart = self.pace.apart && near > MARK && self.rows < u64::from(self.window(driven));
+            let limit = if apart { CLOSE } else { near };
             let release = self.current.as_mut().expect("an epoch is open: checked above");
             let next = release.slices.front().map(|(slice, _)| *slice);
             // The input always stands at the next slice to send: it holds back nobody's frontier longer
@@ -300,12 +305,15 @@ impl<S, E> Pacer<S, E> {
                 break;
             }
             let (slice, content) = release.slices.pop_front().expect("the front was just read");
-            let Sent { at, rows, bytes } = driven.send(content)?;
+            let (sent_at, rows) = driven.send(content)?;
             let time = FlowTime::new(epoch, slice);
-            self.bytes += bytes;
+            self.rows += rows;
             match self.flights.back_mut().filter(|flight| flight.time == time) {
-                Some(flight) => (flight.rows, flight.bytes) = (flight.rows + rows, flight.bytes + bytes),
-                None => self.flights.push_back(Flight { time, sent: at, rows, bytes }),
+                Some(flight) => flight.rows += rows,
+                None => {
+                    self.flights.push_back(Flight { time, sent: sent_at, rows });
+                    self.ahead += usize::from(slice >= near || self.ahead > 0);
+                }
             }
             sent = true;
         }

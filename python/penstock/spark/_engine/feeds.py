@@ -14,11 +14,11 @@ A task whose member has died does not raise: it reads its rows to their end and 
 end the whole job, and with it the Python processes of its tasks; so does a process by itself that has not read all of
 its input. Each takes a second of CPU to come back, just when the batch is to be fed again.
 
-Few rows come to the driver, which sends them to one member: a stage of Python tasks costs a batch 55 ms whatever it
-holds (two busy cores). How many come is known of the batch before only, so Spark reads no more of each partition than
-the bound (`first`), and who gets more than that has the batch fed by tasks, which read it from its begin. To keep what
-was read would cost each small batch 20 ms. Invariant: what the driver holds of a batch is bounded, in rows and by
-``spark.driver.maxResultSize``.
+Few rows come to the driver, which sends them to one member, or where that would have much to do a stretch to each: a
+stage of Python tasks costs a batch 55 ms whatever it holds (two busy cores). How many come is known of the batch before
+only, so Spark reads no more of each partition than the bound (`first`), and who gets more than that has the batch fed
+by tasks, which read it from its begin. To keep what was read would cost each small batch 20 ms. Invariant: what the
+driver holds of a batch is bounded, in rows and by ``spark.driver.maxResultSize``.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ _BYTES_CONF, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 <<
 #: without them.
 _CHANGED: dict[int, tuple[int, int, dict[str, str]]] = {}
 _CHANGING = threading.Lock()
+#: Seconds that one member may work on a batch that comes by way of the driver, before others get parts of the next one.
+_ALONE_S = 0.05
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
@@ -311,9 +313,11 @@ class Places:
 
 
 class Shortcut:
-    """Whether the next batch of a query comes by way of the driver: the last ones tell."""
+    """Whether the next batch of a query comes by way of the driver: the last ones tell. And to how many members."""
 
     def __init__(self) -> None:
+        #: Members that had the last batch, and how long they worked; at first it may take anything.
+        self._had, self._ran_s = 1, 0.0
         #: Small batches to see before.
         self._left = 1
         self._again = 1
@@ -330,8 +334,23 @@ class Shortcut:
         self._attempts += 1
         return self._attempts
 
+    def pieces(self, rows: Sequence[pa.RecordBatch], members: int) -> list[list[pa.RecordBatch]]:
+        """The rows for each of some members, in their order: a stretch for each, or all for one."""
+        count = sum(batch.num_rows for batch in rows)
+        many = members if self._ran_s * self._had > _ALONE_S else 1
+        size = max(1, -(-count // many))
+        table = pa.Table.from_batches(rows) if rows else None
+        if many == 1 or table is None:
+            return [list(rows)]
+        return [table.slice(at, size).to_batches() for at in range(0, count, size)]
+
+    def ran(self, seconds: float) -> None:
+        """The members have worked on a batch for so long."""
+        self._ran_s = seconds
+
     def came(self, receipts: Sequence[Receipt]) -> None:
         """A batch has come."""
+        self._had = max(1, len({one.member for one in receipts}))
         small = sum(one.rows for one in receipts) <= _FEW_ROWS and sum(one.bytes for one in receipts) <= _FEW_BYTES
         self._left = max(0, self._left - 1) if small else max(1, self._left)
 

@@ -369,6 +369,7 @@ class Query:
                     "serve": measured.serve_s,
                     "commit": max(0.0, seconds - measured.feed_s - measured.run_s - measured.serve_s),
                 }
+                self._shortcut.ran(measured.run_s)
                 journal.beside(self.id, *measured.beside)
                 journal.batch_committed(self.id, batch_id, measured.rows, seconds, phases)
             finally:
@@ -762,11 +763,15 @@ class Query:
             if few is None:
                 self._shortcut.missed()
             else:
-                seat = task.seats[task.epoch % len(task.seats)]
                 try:
-                    found = [feeds.Receipt(**row) for row in task.stage(few, 0, self._shortcut.attempt(), seat)]
+                    found = []
+                    for at, piece in enumerate(self._shortcut.pieces(few, len(task.seats))):
+                        seat = task.seats[(task.epoch + at) % len(task.seats)]
+                        staged = task.stage(piece, at, self._shortcut.attempt(), seat)
+                        found += [feeds.Receipt(**row) for row in staged]
                 except (ProtocolError, AuthenticationError) as error:
                     log.info("query %s: tasks feed batch %d: %s", self.name, task.epoch, error)
+                    found = None
         if found is None:
             # Functions of the user's get blocks as Spark was told to make them.
             narrow = () if self.program.bound else self.program.read.values()

@@ -452,9 +452,6 @@ impl Built {
     }
 }
 
-/// Bytes of rows that a member may have under way in an order-sensitive flow, whose turn it may not be for long.
-const APART: u64 = 64 << 20;
-
 pub(crate) fn pace(config: &GroupConfig) -> Pace {
     let ordered = config.plan.needs_order();
     let window = match ordered {
@@ -463,8 +460,8 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
     };
     Pace {
         window: window.max(1),
-        // Elsewhere one worker deals rows to all.
-        apart: if ordered && config.journal { APART } else { 0 },
+        // Without a journal one worker deals rows to all. What is metered is drawn as the probe moves on.
+        apart: ordered && config.journal && !config.plan.is_metered(),
         journal: config.journal,
         eager: config.eager,
         record: config.record,

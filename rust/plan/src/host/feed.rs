@@ -12,7 +12,6 @@ use penstock_pace::{CLOSE, MARK};
 use super::rows::Rows;
 use crate::block::FlowBlock;
 use crate::host::HostError;
-use crate::op::bytes_of;
 
 /// Released rows of one source partition, in row order.
 #[derive(Clone, Debug)]
@@ -47,14 +46,10 @@ impl Cut {
         self.rows
     }
 
-    /// The rows, and about how many bytes they are.
-    ///
     /// # Errors
     /// Those of [`Rows::read`].
-    pub(crate) fn read(self) -> Result<(FlowBlock, u64), BoxError> {
-        let rows = self.block.read()?.slice(self.offset, self.rows);
-        let bytes = bytes_of(&rows) as u64;
-        Ok((FlowBlock::rows(rows).of(self.source), bytes))
+    pub(crate) fn read(self) -> Result<FlowBlock, BoxError> {
+        Ok(FlowBlock::rows(self.block.read()?.slice(self.offset, self.rows)).of(self.source))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use penstock_dataflow::{BoxError, Error, Worker};
-use penstock_pace::{Driven, Leader, Migrated, Order, Pacer, Probes, SEAL, Sent, first, unix_ns};
+use penstock_pace::{Driven, Leader, Migrated, Order, Pacer, Probes, SEAL, first, unix_ns};
 use penstock_progress::FlowTime;
 
 use super::build::{Built, Counts, WORTH_TELLING, Worth};
@@ -56,8 +56,8 @@ pub(crate) enum Told {
 pub(crate) struct Pace {
     /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
     pub(crate) window: u32,
-    /// Bytes of a worker's own that may be, wherever they are.
-    pub(crate) apart: u64,
+    /// Whether so many rows of a worker's own may be, wherever they are.
+    pub(crate) apart: bool,
     /// Whether bins are marked before each epoch.
     pub(crate) journal: bool,
     /// Whether outputs are told as they are made.
@@ -135,15 +135,15 @@ impl Driven for Seat {
         self.worker.is_congested()
     }
 
-    fn send(&mut self, cut: Cut) -> Result<Sent, Error> {
+    fn send(&mut self, cut: Cut) -> Result<(Instant, u64), Error> {
         let rows = cut.num_rows() as u64;
-        let (block, bytes) = cut.read().map_err(|error| self.refuse("input", error))?;
-        let at = Instant::now();
+        let block = cut.read().map_err(|error| self.refuse("input", error))?;
+        let now = Instant::now();
         if self.members.is_none() {
             self.gauges.update(|stats, _| stats.rows += rows);
         }
         self.built.input().send(block);
-        Ok(Sent { at, rows, bytes })
+        Ok((now, rows))
     }
 
     fn end(&mut self, end: End) {
@@ -198,7 +198,8 @@ impl WorkerLoop {
         gauges.update(|stats, _| stats.worker = index);
         // Alone there is nobody to wait for.
         let overlaps = !pace.one_by_one && (worker.peers() > 1 || pace.gather);
-        let Pace { window, apart, journal, record, .. } = pace;
+        let Pace { window, journal, record, .. } = pace;
+        let apart = pace.apart && worker.peers() > 1;
         let pacer =
             Pacer::new(penstock_pace::Pace { window, apart, journal, record, overlaps }, leader, built.goes_on());
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;

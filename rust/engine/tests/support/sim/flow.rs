@@ -16,7 +16,7 @@ use penstock_dataflow::{Endpoint, Error, InputHandle, Worker};
 use penstock_progress::FlowTime;
 
 use super::ledger::{Ledger, Out, Row, Tagged, Value, hash};
-use crate::pace::{Cadence, Driven, Leader, MARK, Migrated, Moves, Order, Pace, Pacer, Probes, Refusal, Release, Sent};
+use crate::pace::{Cadence, Driven, Leader, MARK, Migrated, Moves, Order, Pace, Pacer, Probes, Refusal, Release};
 
 /// Slices that may be under way.
 const WINDOW: u32 = 4;
@@ -123,7 +123,7 @@ impl Driven for Seat {
         self.worker.is_congested()
     }
 
-    fn send(&mut self, slice: Slice) -> Result<Sent, Error> {
+    fn send(&mut self, slice: Slice) -> Result<(Instant, u64), Error> {
         let Slice { rows, clock } = slice;
         let count = rows.len() as u64;
         let (late, rows): (Vec<Row>, Vec<Row>) =
@@ -132,7 +132,7 @@ impl Driven for Seat {
         let (salt, epoch) = (self.salt, self.time().epoch);
         let tagged = |row: Row| (row.key, Tagged { row, salt, clock, epoch });
         self.input.send(Keyed::new(rows.into_iter().map(tagged).collect(), hash));
-        Ok(Sent { at: self.now(), rows: count, bytes: 0 })
+        Ok((self.now(), count))
     }
 
     fn end(&mut self, end: End) {
@@ -212,7 +212,7 @@ impl Loop {
         })?;
         let peers = worker.peers();
         let leader = (index == 0).then(|| Leader::new(ControlInput::new(control, routing, peers)));
-        let pace = Pace { window: WINDOW, apart: 0, journal: true, record: true, overlaps: true };
+        let pace = Pace { window: WINDOW, apart: false, journal: true, record: true, overlaps: true };
         let (shelf, salt, watermark) = (setup.shelf, setup.salt, setup.watermark);
         let seat = Seat { worker, input, probes, table, shelf, started, late: 0, salt, watermark, now: 0 };
         Ok(Loop { seat, pacer: Pacer::new(pace, leader, true), made, busy: true })
