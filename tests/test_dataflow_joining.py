@@ -211,6 +211,52 @@ def test_of_two_that_leave_at_the_same_time_one_stays_and_goes_on(shape: dict[st
     assert gone == 1 - stays
 
 
+_THREE = pytest.mark.parametrize(
+    "three", [{"workers": 3}, {"workers": 1, "processes": 3}], ids=["threads", "processes"]
+)
+
+
+@_THREE
+def test_two_that_leave_at_the_same_time_do_not_wait_for_each_other(three: dict[str, int]) -> None:
+    """The sum of each waits for the input of the other one, whose program does nothing but leave."""
+
+    def program(worker: Worker) -> tuple[int, list[Any]]:
+        with worker.dataflow("sums") as scope:
+            numbers, stream = scope.input()
+
+            @stream.unary
+            def sums(capability: Any) -> Any:
+                capability.drop()
+                totals: dict[Any, int] = {}
+
+                def logic(input: Any, output: Any, frontiers: Any) -> None:
+                    for capability, block in input:
+                        totals[capability.time] = totals.get(capability.time, 0) + sum(block)
+                        frontiers.notify_at(capability)
+                    for capability in frontiers.notifications():
+                        output.send(capability, [totals.pop(capability.time)])
+
+                return logic
+
+            seen = sums.collect()
+        barrier = worker.barrier()
+        worker.bootstrap()
+        numbers.send([1, worker.index])
+        worker.step()
+        barrier.wait()
+        barrier.close()
+        if worker.index < 2:
+            worker.leave()
+        numbers.close()
+        while worker.step_or_park():
+            pass
+        return worker.peers, _items(seen)
+
+    results = pk.execute(program, **three, join=1)
+    assert [items for _, items in results] == [[1], [2], [3]]
+    assert results[2][0] == 1, "the others have left"
+
+
 def test_a_joiner_that_builds_another_graph_is_told_which() -> None:
     tried = threading.Event()
 

@@ -26,8 +26,11 @@
 //! capability per joiner for each that it holds, casts that, and hands them over with the marker.
 //!
 //! *Leave.* A list makes it *leaving*: nothing is routed to it any more. When all have adopted it and what was on its way is worked off, it casts what it owes,
-//! hands its capabilities to the lead and tells its last numbers; the list after that is without it, and it goes when nobody sends to it any more. The lead
-//! leaves like any other: the next one leads from the list on that makes it leaving. The last one does not: it leads, so it is the one that tells
+//! hands its capabilities to the lead and tells its last numbers; the list after that is without it, and it goes when nobody sends to it any more. What its inputs
+//! hold it hands over first, as soon as nothing can come for it. Any number leave at a time: what one works off may wait for a time that another one's inputs hold
+//! back, whose program does nothing any more, so no leave waits for the end of another. The lead
+//! leaves like any other: the next one leads from the list on that makes it leaving. What others gave or asked it as the lead comes before their markers of that list,
+//! and it hands over nothing before those. The last one does not leave: it leads, so it is the one that tells
 //! itself, once nobody joins any more and however the wish came to it ([`Output::Alone`](member::Output)).
 //!
 //! # Invariants

@@ -51,7 +51,7 @@ pub enum Change {
     },
     /// A join ended early.
     Withdrawn(Id),
-    /// A full member begins to leave.
+    /// A full member begins to leave; others may be leaving.
     Leaving(Id),
     /// A leaver is gone, after so many bundles by dataflow.
     Closed {
@@ -176,9 +176,9 @@ impl List {
         self.members.iter().filter(|(_, standing)| **standing == Standing::Joining).map(|(id, _)| *id)
     }
 
-    /// The one that leaves.
-    pub fn leaver(&self) -> Option<Id> {
-        self.members.iter().find(|(_, standing)| **standing == Standing::Leaving).map(|(id, _)| *id)
+    /// The members that leave.
+    pub fn leaving(&self) -> impl Iterator<Item = Id> + '_ {
+        self.members.iter().filter(|(_, standing)| **standing == Standing::Leaving).map(|(id, _)| *id)
     }
 
     /// Who decides the next list.
@@ -222,8 +222,7 @@ impl List {
             }
             Change::Leaving(leaver) => {
                 let last = self.full().nth(1).is_none();
-                if last || self.leaver().is_some() || members.insert(*leaver, Standing::Leaving) != Some(Standing::Full)
-                {
+                if last || members.insert(*leaver, Standing::Leaving) != Some(Standing::Full) {
                     return None;
                 }
             }

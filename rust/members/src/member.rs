@@ -767,8 +767,8 @@ impl<P: Clone> Member<P> {
         self.list.standing(self.id) == Some(Standing::Leaving) && self.is_settled() && self.is_seated() && empty
     }
 
-    /// Hands over the capabilities that this leaver holds now, before all is worked off: what it still has may wait for times that
-    /// they hold back. False when it is too early.
+    /// Hands over the capabilities that this leaver holds now, before all is worked off: what it still has, or what another leaver has, may
+    /// wait for times that they hold back. False when it is too early.
     ///
     /// # Errors
     /// As [`Member::accept`].

@@ -17,6 +17,7 @@ fn found(name: &'static str, finds: &str) -> Option<u64> {
         "calm" => runs::calm,
         "rough" => runs::rough,
         "deadly" => runs::deadly,
+        "gone" => runs::gone,
         other => panic!("there are no runs {other:?}"),
     };
     faults::with(name, || {

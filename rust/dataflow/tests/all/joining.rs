@@ -1,6 +1,7 @@
 //! Threads join a running dataflow in the middle of an epoch, with capabilities, and leave it; what is refused, and how.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
@@ -10,6 +11,7 @@ use penstock_dataflow::{
     BoxError, Error, Exchange, JoinError, MemberFault, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric,
 };
 use penstock_members::list::MAX_MEMBERS;
+use penstock_progress::notificator::Notificator;
 use penstock_progress::timestamp::Product;
 
 /// Where each number went: (number, worker).
@@ -475,6 +477,56 @@ fn the_last_of_those_who_leave_at_the_same_time_stays() {
         while workers[1 - gone].step().unwrap() {}
         assert!(probe.done());
         assert_eq!(sorted(&log), [(5, 1 - gone), (6, 1 - gone)]);
+    }
+}
+
+/// Each of two leavers has a sum that waits for the input of the other one, whose program does nothing but leave.
+#[test]
+fn those_who_leave_at_the_same_time_do_not_wait_for_each_other() {
+    for order in [[0, 1], [1, 0]] {
+        let log = log();
+        let (seats, _door) = fabric::joinable(3);
+        let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
+        let build = |worker: &mut Worker| {
+            let (index, log) = (worker.index(), log.clone());
+            worker.dataflow::<u64, _>("sums", |scope| {
+                let (input, stream) = scope.new_input::<Vec<u64>>();
+                let sums = stream.unary(Pipeline, "sum", |_| {
+                    let (mut notificator, mut sums) = (Notificator::new(), BTreeMap::new());
+                    move |input, output, frontiers| {
+                        while let Some((capability, block)) = input.next() {
+                            *sums.entry(*capability.time()).or_insert(0) += block.iter().sum::<u64>();
+                            notificator.notify_at(capability.retain());
+                        }
+                        while let Some(capability) = notificator.next(&frontiers.all()) {
+                            output.session(&capability).give(sums.remove(capability.time()).unwrap());
+                        }
+                        Ok(())
+                    }
+                });
+                sums.inspect(move |_, sum| log.lock().unwrap().push((*sum, index)));
+                input
+            })
+        };
+        let mut inputs: Vec<_> = workers.iter_mut().map(build).collect();
+        for (worker, input) in workers.iter_mut().zip(&mut inputs) {
+            assert!(!worker.bootstrap().unwrap());
+            input.send(vec![1, worker.index() as u64]);
+            assert!(worker.step().unwrap());
+        }
+        for index in order {
+            workers[index].start_leaving().unwrap();
+        }
+        drop(inputs.pop());
+        for _ in 0..1000 {
+            for worker in &mut workers {
+                let _ = worker.step().unwrap();
+            }
+        }
+        let left: Vec<bool> = workers.iter().map(Worker::has_left).collect();
+        assert_eq!((left, workers[2].dataflows()), (vec![true, true, false], 0));
+        assert!(inputs.iter().all(|input| input.has_ended()));
+        assert_eq!(sorted(&log), [(1, 0), (2, 1), (3, 2)]);
     }
 }
 

@@ -284,6 +284,8 @@ struct Run {
     joins: u64,
     leaves: u64,
     give_ups: u64,
+    /// Whether who has asked to leave only steps, as [`Worker::leave`] does: its program sends nothing more and ends no epoch.
+    sits: bool,
 }
 
 impl Run {
@@ -304,7 +306,8 @@ impl Run {
         let tally = Tally::default();
         let members = seats.into_iter().map(|seat| build(Worker::new(seat), &tally)).collect();
         let (expected, seen) = (BTreeMap::new(), Seen::default());
-        Run { random, door, processes, tally, members, tickets: Vec::new(), expected, seen, joins, leaves, give_ups }
+        let (tickets, sits) = (Vec::new(), seed.is_multiple_of(2));
+        Run { random, door, processes, tally, members, tickets, expected, seen, joins, leaves, give_ups, sits }
     }
 
     /// Asks for so many workers, in this process or another, which may only start.
@@ -402,6 +405,7 @@ impl Run {
             member.pulse = member.pulse.take().filter(|input| !input.has_ended());
         }
         match self.random.below(10) {
+            _ if self.sits && member.leaving => self.step(chosen),
             0 | 1 => {
                 if let Some(input) = member.numbers.as_mut().filter(|_| member.seated) {
                     let block: Vec<u64> = (0..self.random.below(8)).map(|_| self.random.below(100)).collect();

@@ -51,3 +51,9 @@ fn a_member_that_dies_ends_the_run_for_all() {
     let seen = try_all("a_member_that_dies_ends_the_run_for_all", runs::deadly);
     assert!(seeds().len() < 100 || seen.doomed > 100, "{seen:?}");
 }
+
+/// A bundle that rests on the last one of who is gone waits until that is taken in.
+#[test]
+fn who_is_gone_has_not_said_all_while_its_last_bundle_waits() {
+    runs::gone(0).unwrap();
+}

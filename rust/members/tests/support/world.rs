@@ -2,7 +2,7 @@
 //!
 //! What it checks, at every step: no frontier passes a message or capability that exists anywhere, on a link or in other hands too (S2);
 //! frontiers never go back; data come only to those who are full members of the sender's list, and behind no marker of a later one (S5);
-//! who leaves has nothing (S12). At the end: all counts are zero everywhere, joins and leaves have ended (L1, L4), every member knows all control that was ever
+//! who leaves has nothing (S12). Operators may wait for times, with capabilities that they alone hold. At the end: all counts are zero everywhere, joins and leaves have ended (L1, L4), every member knows all control that was ever
 //! broadcast, and nothing of who is gone is remembered.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
@@ -50,12 +50,23 @@ pub(crate) enum Item<T> {
     Abort(Failure),
 }
 
+/// A capability that an operator keeps until nothing can come at this time any more.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Await<T> {
+    target: Target,
+    until: T,
+    source: Source,
+    time: T,
+}
+
 /// One dataflow on one worker.
 #[derive(Clone, Debug)]
 struct Books<T: Time> {
     ledger: Ledger<T>,
     capabilities: Vec<(Source, T)>,
     messages: Vec<(Target, T)>,
+    /// What operators hold until a time is complete at one of their inputs.
+    awaits: Vec<Await<T>>,
     untold: BTreeMap<(Location, T), i64>,
     known: BTreeMap<Target, Antichain<T>>,
 }
@@ -70,6 +81,11 @@ impl<T: Time> Books<T> {
                 self.untold.retain(|_, count| *count != 0);
             }
         }
+    }
+
+    /// Whether no operator has anything to do any more.
+    fn is_worked_off(&self) -> bool {
+        self.messages.is_empty() && self.awaits.is_empty()
     }
 
     fn settle(&mut self) -> bool {
@@ -161,6 +177,8 @@ struct Worker<T: Time> {
     site: Site<T>,
     failed: Option<Failure>,
     leaving: bool,
+    /// This leaver has handed over what it held when nothing could come for it any more.
+    bequeathed: bool,
     /// Whether it knows what was broadcast before it came, and who waits for it to.
     routed: bool,
     waiting: Vec<Id>,
@@ -194,6 +212,20 @@ pub(crate) enum Action<T> {
         message: usize,
         keep: Vec<(usize, T)>,
     },
+    /// A record is worked off when its time is complete; until then a capability for an output is kept.
+    Await {
+        at: Id,
+        dataflow: u64,
+        message: usize,
+        port: usize,
+    },
+    /// A time is complete for which an operator waited: it sends with what it kept, to this worker or to nobody, and drops it.
+    Notify {
+        at: Id,
+        dataflow: u64,
+        wait: usize,
+        to: Option<Id>,
+    },
     Broadcast(Id),
     Cast(Id, u64),
     Admit {
@@ -202,7 +234,8 @@ pub(crate) enum Action<T> {
         now: u64,
     },
     Leave(Id),
-    Drained(Id),
+    /// A leaver hands over what it holds, once at first and once when all is worked off.
+    Drain(Id),
     Crash(Id),
     /// The second to last item of a lane comes twice, if members must bear that.
     Repeat(Id, Id),
@@ -219,6 +252,8 @@ pub(crate) struct Plan {
     pub server: Option<Id>,
     /// Lanes of data.
     pub lanes: &'static [Lane],
+    /// Whether leavers hand over what they hold before all is worked off, as those do whose operators wait for times.
+    pub early: bool,
 }
 
 #[derive(Clone)]
@@ -277,6 +312,7 @@ impl<T: Time> World<T> {
                     site,
                     failed: None,
                     leaving: false,
+                    bequeathed: false,
                     routed: true,
                     waiting: Vec::new(),
                     before: Vec::new(),
@@ -292,7 +328,7 @@ impl<T: Time> World<T> {
             member.open(dataflow);
             let (ledger, untold) = (Ledger::new(tracker()), BTreeMap::new());
             let (capabilities, messages, known) = (Vec::new(), Vec::new(), BTreeMap::new());
-            (dataflow, Books { ledger, capabilities, messages, untold, known })
+            (dataflow, Books { ledger, capabilities, messages, awaits: Vec::new(), untold, known })
         });
         Site { books: books.collect(), controls: BTreeSet::new(), given: Vec::new(), taken: Vec::new() }
     }
@@ -313,8 +349,8 @@ impl<T: Time> World<T> {
     pub(crate) fn targets(&self, at: Id) -> Vec<Id> {
         let Some(worker) = self.workers.get(&at) else { return Vec::new() };
         let list = worker.member.list();
-        let leaver = list.leaver().filter(|_| planted("data go to leavers"));
-        list.full().chain(leaver).collect()
+        let leaving = list.leaving().filter(|_| planted("data go to leavers"));
+        list.full().chain(leaving).collect()
     }
 
     pub(crate) fn capabilities(&self, at: Id, dataflow: u64) -> &[(Source, T)] {
@@ -323,6 +359,13 @@ impl<T: Time> World<T> {
 
     pub(crate) fn messages(&self, at: Id, dataflow: u64) -> &[(Target, T)] {
         self.workers.get(&at).filter(|_| self.acts(at)).map_or(&[], |worker| &worker.site.books[&dataflow].messages)
+    }
+
+    /// A wait of an operator of this worker that is over.
+    pub(crate) fn complete(&self, at: Id, dataflow: u64) -> Option<usize> {
+        let books = &self.workers.get(&at).filter(|_| self.acts(at))?.site.books[&dataflow];
+        let tracker = books.ledger.tracker();
+        books.awaits.iter().position(|wait| !reaches(tracker.frontier(wait.target), &wait.until))
     }
 
     /// The links with something on them.
@@ -345,7 +388,7 @@ impl<T: Time> World<T> {
         self.workers.get(&at).is_some_and(|worker| {
             worker.failed.is_none()
                 && worker.member.may_drain()
-                && worker.site.books.values().all(|books| books.messages.is_empty())
+                && (self.plan.early && !worker.bequeathed || worker.site.books.values().all(Books::is_worked_off))
         })
     }
 
@@ -354,6 +397,11 @@ impl<T: Time> World<T> {
         self.acts(at)
             && !self.workers[&at].leaving
             && self.workers[&at].member.list().standing(at) == Some(Standing::Full)
+    }
+
+    /// Whether it has asked to leave, and was not told that it stays.
+    pub(crate) fn leaves(&self, at: Id) -> bool {
+        self.workers.get(&at).is_some_and(|worker| worker.leaving)
     }
 
     /// Whether there is somebody who has not asked to leave but for this worker.
@@ -372,18 +420,7 @@ impl<T: Time> World<T> {
                 if !held.less_equal(&time) || !self.targets(at).contains(&to) {
                     return Ok(());
                 }
-                let targets = self.graph.edges.iter().filter(|edge| edge.0 == source).map(|edge| edge.1);
-                for target in targets.collect::<Vec<_>>() {
-                    self.count(at, dataflow, target.into(), time.clone(), 1);
-                    if to == at {
-                        self.books(at, dataflow).messages.push((target, time.clone()));
-                    } else {
-                        let version = self.workers[&at].member.list().version;
-                        let lane = self.plan.lanes[target.node / 10 % self.plan.lanes.len()];
-                        let item = Item::Data { dataflow, target, time: time.clone(), version };
-                        self.links.entry((at, to, lane)).or_default().push_back(item);
-                    }
-                }
+                self.emit(at, dataflow, source, &time, to);
                 self.settle(at, dataflow)?;
             }
             Action::Move { at, dataflow, capability, time } => {
@@ -420,6 +457,27 @@ impl<T: Time> World<T> {
                         self.books(at, dataflow).capabilities.push((source, later));
                     }
                 }
+                self.settle(at, dataflow)?;
+            }
+            Action::Await { at, dataflow, message, port } => {
+                let Some((target, until)) = self.messages(at, dataflow).get(message).cloned() else { return Ok(()) };
+                let paths = &self.graph.nodes[target.node / 10].2[target.port][port];
+                let Some(time) = paths.elements().iter().find_map(|path| path.results_in(&until)) else {
+                    return Ok(());
+                };
+                self.books(at, dataflow).messages.swap_remove(message);
+                self.count(at, dataflow, target.into(), until.clone(), -1);
+                let source = Source::new(target.node, port);
+                self.count(at, dataflow, source.into(), time.clone(), 1);
+                self.books(at, dataflow).awaits.push(Await { target, until, source, time });
+                self.settle(at, dataflow)?;
+            }
+            Action::Notify { at, dataflow, wait, to } => {
+                let Await { source, time, .. } = self.books(at, dataflow).awaits.swap_remove(wait);
+                if let Some(to) = to {
+                    self.emit(at, dataflow, source, &time, to);
+                }
+                self.count(at, dataflow, source.into(), time, -1);
                 self.settle(at, dataflow)?;
             }
             Action::Broadcast(at) => {
@@ -463,7 +521,10 @@ impl<T: Time> World<T> {
                     self.with(at, |member, site| member.leave(site))?;
                 }
             }
-            Action::Drained(at) => {
+            Action::Drain(at) => {
+                if self.plan.early && self.may_drain(at) && !std::mem::replace(&mut self.worker(at).bequeathed, true) {
+                    self.with(at, |member, site| member.bequeath(site).map(drop))?;
+                }
                 if self.may_drain(at) {
                     self.with(at, |member, site| member.drained(site).map(drop))?;
                 }
@@ -507,6 +568,22 @@ impl<T: Time> World<T> {
     fn count(&mut self, at: Id, dataflow: u64, location: Location, time: T, diff: i64) {
         let share = !self.workers[&at].member.is_alone();
         self.books(at, dataflow).count(location, time, diff, share);
+    }
+
+    /// Sends a record along the edges of an output.
+    fn emit(&mut self, at: Id, dataflow: u64, source: Source, time: &T, to: Id) {
+        let targets = self.graph.edges.iter().filter(|edge| edge.0 == source).map(|edge| edge.1);
+        for target in targets.collect::<Vec<_>>() {
+            self.count(at, dataflow, target.into(), time.clone(), 1);
+            if to == at {
+                self.books(at, dataflow).messages.push((target, time.clone()));
+            } else {
+                let version = self.workers[&at].member.list().version;
+                let lane = self.plan.lanes[target.node / 10 % self.plan.lanes.len()];
+                let item = Item::Data { dataflow, target, time: time.clone(), version };
+                self.links.entry((at, to, lane)).or_default().push_back(item);
+            }
+        }
     }
 
     fn settle(&mut self, at: Id, dataflow: u64) -> Result<(), String> {
@@ -587,6 +664,7 @@ impl<T: Time> World<T> {
                             site,
                             failed: None,
                             leaving: false,
+                            bequeathed: false,
                             routed: false,
                             waiting: Vec::new(),
                             before: Vec::new(),
@@ -618,9 +696,9 @@ impl<T: Time> World<T> {
                 Output::Closed => {
                     let site = &self.workers[&at].site;
                     let mut books = site.books.values();
-                    if !books.all(|books| {
-                        books.capabilities.is_empty() && books.messages.is_empty() && books.untold.is_empty()
-                    }) {
+                    if !books
+                        .all(|books| books.capabilities.is_empty() && books.is_worked_off() && books.untold.is_empty())
+                    {
                         return Err(format!("worker {at} goes with something in its hands"));
                     }
                     // A joiner, for whom nobody waits, may still send a marker, or ask what others answer.
@@ -746,6 +824,9 @@ impl<T: Time> World<T> {
                 {
                     return Err(format!("worker {at} passed {time:?} at {source:?}, which worker {other} may send"));
                 }
+                if let Some(wait) = theirs.awaits.iter().find(|wait| source_passed(&wait.source, &wait.time)) {
+                    return Err(format!("worker {at} passed {wait:?} of an operator of worker {other}"));
+                }
                 if let Some((target, time)) = theirs.messages.iter().find(|(target, time)| target_passed(target, time))
                 {
                     return Err(format!("worker {at} passed {time:?} at {target:?}, which waits at worker {other}"));
@@ -794,11 +875,7 @@ impl<T: Time> World<T> {
                     && worker.member.is_settled()
                     && !worker.leaving
                     && worker.member.list().members.values().all(|standing| *standing == Standing::Full)
-                    && worker
-                        .site
-                        .books
-                        .values()
-                        .all(|books| books.capabilities.is_empty() && books.messages.is_empty())
+                    && worker.site.books.values().all(|books| books.capabilities.is_empty() && books.is_worked_off())
             })
     }
 
@@ -809,7 +886,8 @@ impl<T: Time> World<T> {
             .iter()
             .map(|(id, worker)| {
                 let books = worker.site.books.values();
-                let held: Vec<_> = books.map(|books| (&books.capabilities, &books.messages, &books.untold)).collect();
+                let held: Vec<_> =
+                    books.map(|books| (&books.capabilities, &books.messages, &books.awaits, &books.untold)).collect();
                 (id, &worker.failed, worker.leaving, held, &worker.member)
             })
             .collect();
@@ -853,12 +931,15 @@ impl<T: Time> World<T> {
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (id, worker) in &self.workers {
-            (id, &worker.member, &worker.failed, worker.leaving, &worker.site.controls).hash(&mut hasher);
+            (id, &worker.member, &worker.failed, &worker.site.controls).hash(&mut hasher);
+            (worker.leaving, worker.bequeathed).hash(&mut hasher);
             for books in worker.site.books.values() {
                 let (mut held, mut messages) = (books.capabilities.clone(), books.messages.clone());
+                let mut awaits = books.awaits.clone();
                 held.sort_unstable();
                 messages.sort_unstable();
-                (held, messages, &books.untold).hash(&mut hasher);
+                awaits.sort_unstable();
+                (held, messages, awaits, &books.untold).hash(&mut hasher);
                 let mut counts: Vec<_> = books.ledger.tracker().accumulated().collect();
                 counts.sort_unstable();
                 counts.hash(&mut hasher);
