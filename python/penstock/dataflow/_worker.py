@@ -112,7 +112,9 @@ class Worker:
         """Leave the run: work off what has come, give up the inputs, and say goodbye. The others go on.
 
         State that stays in operators goes with this worker. Returns when it has left, or when all dataflows are
-        finished.
+        finished. It blocks for as long as an operator of this worker holds a capability: one that waits for a time
+        (`Frontiers.notify_at`) until the others have ended that time, and the initial one of an operator that keeps it
+        to the end of its input until the end of the run.
 
         Raises
         ------
