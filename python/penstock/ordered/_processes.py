@@ -258,13 +258,15 @@ class Pool:
 
         Raises
         ------
+        NotPicklable
+            When a child cannot restore the functions.
         OrderedError
-            When a child does not tell.
+            When it does not tell.
         """
         from penstock.ordered._anew import differing, read
 
         here = read(steps)
-        what = differing(here, self.there(list(here))) if here else ""
+        what = differing(here, self.there(list(here)))
         if not what:
             return ""
         return f"processes cannot be used: {what} where its module is imported anew; mode='processes' does not ask"

@@ -120,6 +120,8 @@ class _Here:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            if self._near and not isinstance(error, RuntimeError):
+                raise  # of a signal handler: a container says only that it was changed
             self.error = error
         if len(buffer) < wanted:
             self.ended = True
