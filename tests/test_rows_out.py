@@ -538,6 +538,30 @@ def test_entries_of_maps_may_be_dicts() -> None:
         column_of([{"key": "a", "value": [None]}], pa.schema({"x": maps}))
 
 
+def test_types_of_users_need_no_hash() -> None:
+    class Celsius(pa.ExtensionType):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(pa.int64(), "penstock.test.no_hash")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Celsius:
+            return cls()
+
+    pa.register_extension_type(Celsius())
+    try:
+        schema = pa.schema({"k": pa.int64(), "c": Celsius()})
+        flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda _, k: (None, (k, 5)), schema=schema)
+        made = flow.collect(ONE)
+        assert made.schema.types == schema.types and made.to_pylist() == [{"k": 1, "c": 5}]
+        with pytest.raises(UserFunctionError, match=r'column "x" .* cannot hold what the step put out: 0\.5'):
+            column_of(0.5, pa.schema({"x": Celsius()}))
+    finally:
+        pa.unregister_extension_type("penstock.test.no_hash")
+
+
 def test_batches_that_break_their_own_schema_are_told_with_the_step() -> None:
     schema = pa.schema([pa.field("k", pa.int64(), False)])
     broken = pa.RecordBatch.from_arrays([pa.nulls(1, pa.int64())], schema=schema)

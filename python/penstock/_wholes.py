@@ -71,7 +71,10 @@ def first_cut(kind: pa.DataType, values: list[Any]) -> tuple[int, str] | None:
     >>> first_cut(pa.date32(), [datetime.date(2026, 1, 1), 20454])
     (1, 'has a number for a date: give a datetime.date')
     """
-    look = _known(kind)
+    try:
+        look = _known(kind)
+    except TypeError:  # a type of a user's may have no hash
+        look = look_into(kind)
     if look is None or look(values) is None:
         return None
     told = ((place, look([value])) for place, value in enumerate(values))

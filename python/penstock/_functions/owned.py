@@ -41,7 +41,7 @@ _TEXTS: Final = (
     pa.types.is_fixed_size_binary,
 )
 #: Columns of rows that take no buffers, so what they take cannot change.
-_STRICT: Final = frozenset({pa.string(), pa.large_string(), pa.binary(), pa.large_binary()})
+_STRICT: Final = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 class Origin(NamedTuple):
