@@ -511,9 +511,10 @@ def test_floats_of_numpy_are_looked_at_without_a_warning() -> None:
         for kept in (np.float32(1), np.float16(2), np.int32(-(2**31)), np.float64(3.4e38), float("nan"), None, "text"):
             assert look([kept]) is None
         assert look(list(np.array([1, np.inf], "f4"))) is None
-        for beyond in (np.float64(1e39), 1e39, 10**39):
+        for beyond in (np.float64(1e39), 1e39, 10**39, np.longdouble("1e400")):
             assert "beyond" in (look([1.0, beyond]) or "")
         assert "unsigned" in (look([np.ulonglong(2**64 - 1)]) or "")
+        assert look([np.longdouble(1), np.longdouble("inf")]) is None
 
 
 def test_halves_have_numbers_up_to_their_end() -> None:

@@ -12,6 +12,7 @@ import datetime
 from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache, partial
 from itertools import chain
+from math import inf, isinf
 from numbers import Integral, Number, Real
 from struct import pack
 from typing import Any, Final, TypeAlias
@@ -133,6 +134,9 @@ def _floats(width: int, values: Collection[Any]) -> str | None:
     unsigned = [of_numpy[name] for name in ("uint64", "ulonglong") if name in of_numpy]
     if unsigned and any(type(one) in unsigned and int(one) > _EXACT for one in values):
         return _UNSIGNED
+    longest: Any = of_numpy.get("longdouble", of_numpy.get("float128"))
+    if longest is not None and any(isinf(float(one)) and abs(one) < inf for one in values if type(one) is longest):
+        return _BEYOND
     code = _CODES.get(width)
     if code is None or kinds <= {of_numpy.get("float16"), of_numpy.get(f"float{width}")}:
         return None

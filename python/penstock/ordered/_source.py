@@ -37,7 +37,7 @@ _CONTAINERS: tuple[Any, ...] = (
 _NEAR = (
     {type(each) for each in _CONTAINERS}
     | {type(iter(each)) for each in _CONTAINERS}
-    | {type(iter("ä")), type(iter(range(1 << 70))), type(reversed([])), itertools.count, itertools.repeat}
+    | {type(iter("ä")), type(iter(range(1 << 70))), type(reversed([])), itertools.repeat}
 )
 
 
@@ -120,8 +120,9 @@ class _Here:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if self._near and not isinstance(error, RuntimeError):
-                raise  # of a signal handler: a container says only that it was changed
+            frame = error.__traceback__
+            if self._near and frame is not None and frame.tb_next is not None:
+                raise  # of a signal handler: what a container raises comes from no code of Python's
             self.error = error
         if len(buffer) < wanted:
             self.ended = True
@@ -184,6 +185,9 @@ def open_source(xs: Iterable[Any], reads: str, most_bytes: int) -> Source:
     """The input of a run over an iterable, of which about so many bytes may be read ahead."""
     items = iter(xs)
     numpy = sys.modules.get("numpy")
-    if (type(xs) in _NEAR and type(items) in _NEAR) or (numpy is not None and type(xs) is numpy.ndarray):
+    near = type(xs) in _NEAR and type(items) in _NEAR
+    if type(xs) is itertools.count:
+        near = {type(number) for number in xs.__reduce__()[1]} <= {int, float}  # others' own code adds up
+    if near or (numpy is not None and type(xs) is numpy.ndarray):
         return _Here(items, True)
     return _Here(items, False) if reads == "here" else _Aside(items, most_bytes)

@@ -125,8 +125,11 @@ class Filter(Map):
         except KeyboardInterrupt:
             raise
         except BaseException:  # a truth value that cannot be had, such as that of an array
+            failed = sum(mark.__class__ is Failure for mark in keep)
             keep = [_truth(self.name, mark, number) for mark, number in zip(keep, numbers, strict=True)]
             chunk.failed = sum(mark.__class__ is Failure for mark in keep)
+            if chunk.failed == failed:
+                raise  # all can be had: it is a signal handler's
             kept = list(compress(numbers, keep))
         if chunk.failed:
             pairs = zip(keep, chunk.values, strict=True)

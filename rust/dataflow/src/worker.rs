@@ -220,7 +220,7 @@ impl Worker {
     /// Leaves the run: works off what has come, hands over what its inputs hold to the worker that leads, and says goodbye. Its dataflows are
     /// gone then, and the others go on. Every worker may leave, the founders and the first one too. Returns when it has left,
     /// or when all dataflows are finished before. The last one cannot leave: where several leave at the same time, the one that would be
-    /// the last is told so when the others have left, and takes part as before.
+    /// the last is told so as soon as all others are leaving, and takes part as before.
     ///
     /// Blocks are not routed to it from the moment on at which all have heard of it. State that its operators keep goes with
     /// it: move it before. An operator that holds a capability for longer than it has work keeps it from leaving.

@@ -751,7 +751,7 @@ impl<P: Clone> Member<P> {
     }
 
     /// Asks to leave. Nothing is routed here once the list says so; then [`Member::drained`]. The last one is told that it stays
-    /// ([`Output::Alone`]), at once or when the others who asked have left.
+    /// ([`Output::Alone`]), at once or when the others who asked are leaving.
     ///
     /// # Errors
     /// As [`Member::accept`].

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 import socket
 import threading
 import time
@@ -316,8 +317,8 @@ class Shortcut:
     """Whether the next batch of a query comes by way of the driver: the last ones tell. And to how many members."""
 
     def __init__(self) -> None:
-        #: Members that had the last batch, and how long they worked; at first it may take anything.
-        self._had, self._ran_s = 1, 0.0
+        #: Members that had the last batch, how long they worked, and how long on the quickest one: what any takes.
+        self._had, self._ran_s, self._least_s = 1, 0.0, math.inf
         #: Small batches to see before.
         self._left = 1
         self._again = 1
@@ -337,7 +338,7 @@ class Shortcut:
     def pieces(self, rows: Sequence[pa.RecordBatch], members: int) -> list[list[pa.RecordBatch]]:
         """The rows for each of some members, in their order: a stretch for each, or all for one."""
         count = sum(batch.num_rows for batch in rows)
-        many = members if self._ran_s * self._had > _ALONE_S else 1
+        many = members if (self._ran_s - self._least_s) * self._had > _ALONE_S else 1
         size = max(1, -(-count // many))
         table = pa.Table.from_batches(rows) if rows else None
         if many == 1 or table is None:
@@ -346,7 +347,7 @@ class Shortcut:
 
     def ran(self, seconds: float) -> None:
         """The members have worked on a batch for so long."""
-        self._ran_s = seconds
+        self._ran_s, self._least_s = seconds, min(seconds, self._least_s)
 
     def came(self, receipts: Sequence[Receipt]) -> None:
         """A batch has come."""

@@ -369,7 +369,8 @@ class Query:
                     "serve": measured.serve_s,
                     "commit": max(0.0, seconds - measured.feed_s - measured.run_s - measured.serve_s),
                 }
-                self._shortcut.ran(measured.run_s)
+                if measured.feeds:
+                    self._shortcut.ran(measured.run_s)
                 journal.beside(self.id, *measured.beside)
                 journal.batch_committed(self.id, batch_id, measured.rows, seconds, phases)
             finally:
