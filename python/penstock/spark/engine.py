@@ -105,7 +105,8 @@ class Engine:
     registry_port : int, default 0
         Port at the driver that members dial; 0 takes any.
     window : int, default 8
-        Slices of a batch, of at most `slice_rows` rows, that may be under way at once.
+        Slices of a batch, of at most `slice_rows` rows, that may be under way at once. In flows that need the order of
+        rows (`stateful_map`) also what a worker does ahead of its turn, of functions before the first key.
     slice_rows : int, default 16_384
         Greatest size of a slice; smaller slices let bins move sooner.
     staging_memory : int or str, optional
