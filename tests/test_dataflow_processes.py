@@ -576,7 +576,10 @@ def test_ctrl_c_ends_every_wait_and_leaves_no_process(wait: str, processes: int)
     pids = {int(script.stdout.readline()) for _ in range(2 * processes)}
     assert len(pids) == processes
     script.send_signal(signal.SIGINT)
-    out, err = script.communicate(timeout=60)
+    try:
+        out, err = script.communicate(timeout=60)
+    finally:
+        script.kill()  # what a test starts ends with it
     assert out.split() == ["interrupted"] and script.returncode == 0, err
     _until(lambda: not any(_alive(pid) for pid in pids))
 

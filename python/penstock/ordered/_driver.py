@@ -455,7 +455,8 @@ class Driver:
                 self._pool = Pool(self.steps, self.options.workers, strict=asked)
                 if self._quit or self._over:
                     return
-                why = "" if asked else self._pool.differs(self.steps)
+                # Where modes are tried that was asked before.
+                why = "" if asked or self._auto else self._pool.differs(self.steps)
             except NotPicklable as error:
                 if asked:
                     raise
