@@ -20,6 +20,7 @@ from typing import Any
 from penstock._functions.short import short
 from penstock.errors import NotPicklable, UserFunctionError
 from penstock.ordered import _wire as wire
+from penstock.ordered._brought import brought
 from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark, text_of
 from penstock.ordered._keyed import Packed, run_part
 from penstock.ordered._operators import compile_steps
@@ -82,10 +83,10 @@ def _serve(sock: socket.socket) -> None:
 def _reply(sock: socket.socket, reply: tuple[Any, ...]) -> None:
     buffers: list[Any] = []
     try:
-        body = wire.dumps(reply, buffers, wire.brought)
+        body = wire.dumps(reply, buffers, brought)
     except Exception:
         buffers = []
-        body = wire.dumps(_sendable(reply), buffers, wire.brought)
+        body = wire.dumps(_sendable(reply), buffers, brought)
     _flush()  # whose items are done may end this process
     wire.send(sock, body, buffers)
 
@@ -151,11 +152,11 @@ def _portable(failed: Failure, step: str) -> Failure:
     error = failed.error
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     try:
-        wire.loads(wire.dumps(Failure(error), None, wire.brought))
+        wire.loads(wire.dumps(Failure(error), None, brought))
     except Exception as reason:
         try:
             # Many call their base with a text, and cannot be called with that themselves.
-            wire.loads(wire.dumps(Failure(error, bare=True), None, wire.brought))
+            wire.loads(wire.dumps(Failure(error, bare=True), None, brought))
             failed.bare = True
         except Exception:
             made = UserFunctionError(
@@ -186,7 +187,7 @@ def _checked(values: list[Any]) -> tuple[list[Any], int]:
     kept, bad = [], 0
     for value in values:
         try:
-            wire.dumps(value, None, wire.brought)
+            wire.dumps(value, None, brought)
         except Exception as error:
             made = NotPicklable(
                 f"a result of type {type(value).__qualname__} does not pickle, so it cannot leave the worker process:"

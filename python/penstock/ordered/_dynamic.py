@@ -22,7 +22,7 @@ from typing import Any
 import cloudpickle.cloudpickle
 
 from penstock import _pickles
-from penstock.ordered import _wire as wire
+from penstock.ordered._brought import brought
 
 __all__ = ["dumps", "dumps_functions"]
 
@@ -52,7 +52,7 @@ def _made(number: str, make: Callable[..., type], args: tuple[Any, ...]) -> type
 
 def _brought(number: str, make: Callable[..., type], args: tuple[Any, ...]) -> type:
     made = _made(number, make, args)
-    wire.brought[made] = number
+    brought[made] = number
     return made
 
 

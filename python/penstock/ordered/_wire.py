@@ -30,7 +30,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Ended", "NoFile", "brought", "dumps", "loads", "receive", "send"]
+__all__ = ["Ended", "NoFile", "dumps", "loads", "receive", "send"]
 
 #: Length of the pickle, number of buffers, bytes of shared memory: 0 where they follow the pickle.
 _HEAD = struct.Struct("<QIQ")
@@ -45,9 +45,6 @@ _MOST_MAPPED = 16_384
 #: Numbers of the mappings that are held.
 _held: set[int] = set()
 _serials = itertools.count()
-
-#: In a worker process: classes that came with its functions, see `_dynamic`. Its parent has them.
-brought: dict[type, str] = {}
 
 _memfd = getattr(os, "memfd_create", None)
 
