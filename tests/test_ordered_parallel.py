@@ -362,7 +362,7 @@ def test_an_item_that_takes_too_long_is_named_and_left_behind() -> None:
 
     run = pk.ordered_map(hang, range(6), workers=2, timeout=5)
     results = outcomes(run)
-    assert run.stats().mode == "processes" and "only a process can be ended" in run.stats().why
+    assert (run.stats().mode, run.stats().why) == ("processes", "with timeout=, since only a process can be ended")
     assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and results[4:] == [4, 5]
     assert "item 3 of the input" in results[3][1]
 
@@ -1160,6 +1160,7 @@ def g(x):
         ("settings.INNER = 5", "settings.INNER has another value"),
         ("del sys.path[0]", "lib.FACTOR is missing"),
         ("lib.UNREAD = 5; lib.NAMES = dict(reversed(lib.NAMES.items()))", ""),
+        ("import builtins; builtins.display = print", ""),  # as notebooks do
     ],
 )
 def test_what_modules_have_that_are_imported_anew_is_compared(

@@ -48,10 +48,12 @@ def read(steps: Sequence[Step]) -> dict[tuple[str, str], Any]:
         if id(thing) in seen:
             continue
         seen.add(id(thing))
+        if _by_name(thing) and not _is_users(thing.__module__, own):
+            continue
         if isinstance(thing, type):
             waiting += [part for part in vars(thing).values() if isinstance(part, FunctionType)]
             continue
-        names = set(_names(thing.__code__))
+        names = set(_names(thing.__code__)) - {"__builtins__"}
         for name in sorted(names & thing.__globals__.keys()):
             value = thing.__globals__[name]
             if isinstance(value, ModuleType):
