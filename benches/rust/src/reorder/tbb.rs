@@ -36,13 +36,13 @@ impl Tbb {
         Ok(tbb)
     }
 
-    /// One run; its checksum is checked by the caller.
+    /// One run with so many tokens a thread; its checksum is checked by the caller.
     ///
     /// # Panics
     /// When the program has ended.
-    pub(super) fn run(&mut self, shape: &Shape, turns: u64, latency: bool) -> Run {
+    pub(super) fn run(&mut self, shape: &Shape, tokens: usize, turns: u64, latency: bool) -> Run {
         let Shape { threads, batch, slots, .. } = *shape;
-        let asked = format!("{threads} {} {slots} {batch} {turns} {}\n", 2 * threads, u8::from(latency));
+        let asked = format!("{threads} {} {slots} {batch} {turns} {}\n", tokens * threads, u8::from(latency));
         let input = self.input.as_mut().expect("it is open until the end");
         input.write_all(asked.as_bytes()).and_then(|()| input.flush()).expect("the oneTBB program reads");
         let line = self.line().expect("the oneTBB program answers");
