@@ -1,7 +1,8 @@
 //! How the benches against peers measure, and the one line of JSON that each case becomes.
 //!
 //! Owns: interleaving, repeats, and the shape of a result. Invariants: a ratio above 1 always means that ours is better by
-//! that factor; `ours` and `peer` are medians and `ratio` is their quotient, null where `no_ratio` says why; what the machine did meanwhile stands beside it.
+//! that factor; `ours` and `peer` are medians and `ratio` is their quotient, or the median of the pairs where `ratio_of` says so, or null where `no_ratio` says
+//! why; what the machine did meanwhile stands beside it.
 //!
 //! Only ratios taken side by side are worth anything on a machine that is shared, so [`compare`] runs both sides in
 //! turn and changes who goes first. A pair from which the machine's host took CPU is measured again while there is time, and a
@@ -184,13 +185,23 @@ pub struct Case {
     paired: Paired,
     /// Why there is no ratio, where there is none.
     no_ratio: Option<&'static str>,
+    /// Whether the pairs are of different work each, so that medians over them are not comparable.
+    of_pairs: bool,
     conditions: Map<String, Value>,
 }
 
 impl Case {
     /// A case that names the peer and the parameters, such as `w2 keys=2^20 vs timely 0.31 fast hash`.
     pub fn new(case: impl Into<String>, unit: impl Into<String>, better: Better, paired: Paired) -> Self {
-        Self { case: case.into(), unit: unit.into(), better, paired, no_ratio: None, conditions: Map::new() }
+        Self {
+            case: case.into(),
+            unit: unit.into(),
+            better,
+            paired,
+            no_ratio: None,
+            of_pairs: false,
+            conditions: Map::new(),
+        }
     }
 
     /// Adds what else one must know to repeat or judge the figure.
@@ -207,17 +218,34 @@ impl Case {
         self
     }
 
-    /// How many times better ours is, from the medians.
+    /// Says that each pair is of work of its own, the same on both sides: the ratio is then the median of the pairs', and all of them are one
+    /// repeat.
+    #[must_use]
+    pub fn of_pairs(mut self) -> Self {
+        self.of_pairs = true;
+        self
+    }
+
+    /// How many times better ours is, from the medians, or from the pairs.
     #[must_use]
     pub fn ratio(&self) -> f64 {
+        if self.of_pairs {
+            return median(&self.pairs());
+        }
         self.better.ratio(median(&self.paired.ours), median(&self.paired.peer))
+    }
+
+    /// The ratio of each pair.
+    fn pairs(&self) -> Vec<f64> {
+        let Paired { ours, peer, .. } = &self.paired;
+        ours.iter().zip(peer).map(|(ours, peer)| self.better.ratio(*ours, *peer)).collect()
     }
 
     /// The result as it is printed.
     #[must_use]
     pub fn to_json(&self, bench: &str, options: &Options) -> Value {
         let Paired { ours, peer, usage, again, .. } = &self.paired;
-        let pairs = ours.iter().zip(peer).map(|(ours, peer)| self.better.ratio(*ours, *peer)).collect::<Vec<_>>();
+        let pairs = self.pairs();
         let mut conditions = json!({
             "versions": {
                 "penstock": env!("CARGO_PKG_VERSION"), "timely": TIMELY, "rustc": env!("PENSTOCK_RUSTC"),
@@ -226,9 +254,9 @@ impl Case {
             "cpu": machine::cpu(),
             "profile": env!("PENSTOCK_PROFILE"),
             "quick": options.quick,
-            "repeats": ours.len(),
+            "repeats": if self.of_pairs { 1 } else { ours.len() },
             "better": if self.better == Better::Lower { "lower" } else { "higher" },
-            "ratio_of": "medians",
+            "ratio_of": if self.of_pairs { "pairs" } else { "medians" },
             "paired_ratio": self.no_ratio.is_none().then(|| median(&pairs)),
             "paired_ratio_range": self.no_ratio.is_none().then(|| range(&pairs)),
             "own_cpu": usage.own,
@@ -332,6 +360,16 @@ mod tests {
         assert_eq!(time.ratio(), 3.0);
         let rate = Case::new("r", "M/s", Better::Higher, paired(&[1.0, 2.0, 9.0], &[8.0, 5.0, 6.0]));
         assert_eq!(rate.ratio(), 2.0 / 6.0);
+    }
+
+    #[test]
+    fn pairs_of_different_work_are_judged_by_the_pairs() {
+        // Ours is better in two of three, and worse by the medians, which are of different pairs.
+        let case = Case::new("t", "instructions", Better::Lower, paired(&[4.0, 10.0, 1.0], &[5.0, 2.0, 2.0]));
+        assert_eq!(case.ratio(), 0.5);
+        let line = case.of_pairs().to_json("join", &Options::default());
+        assert_eq!((line["ratio"].as_f64(), &line["conditions"]["ratio_of"]), (Some(1.25), &json!("pairs")));
+        assert_eq!(line["conditions"]["repeats"], 1, "each was done once");
     }
 
     #[test]
