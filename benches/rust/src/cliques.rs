@@ -3,7 +3,7 @@
 //! *rows*: both sides write every clique down, by column, in batches of 8,192 that are dropped. *count*: both sides take
 //! the last vertex by the length of the list that it is in; every prefix is enumerated. Building the index is timed on no
 //! side; all sides read the same one, each edge turned to its end of higher degree. What a side finds is compared in every
-//! turn, outside of its time. *memory* is the peak of the resident set above the loaded graph, of a process of its own.
+//! turn, outside of its time. The loop runs on one core, whatever our workers. *memory* is the peak of the resident set above the loaded graph, of a process of its own.
 //!
 //! Graphs are R-MAT as in the generator that is shared with the test data, and the edge lists (`*.txt`) in the folder that
 //! [`FOLDER`] names. The peers are described in [`crate::clique_peers`].
@@ -26,6 +26,8 @@ pub const FOLDER: &str = "PENSTOCK_BENCH_GRAPHS";
 
 /// Draws of the graph that the targets are stated for: 2^17 nodes, 928,490 edges, 87 M 4-cliques.
 const DRAWS: u64 = 1_000_000;
+/// The peer that runs on one core, whatever our workers.
+const LOOP: &str = "hand loop";
 /// Processes of each side whose memory is measured.
 const MEMORY_TURNS: usize = 5;
 /// Seconds after which one turn per case is enough, unless another budget was asked for.
@@ -104,10 +106,7 @@ impl Bench<'_> {
         }
         for workers in [1, 2] {
             let ours = || rows(&query, workers);
-            // One core, whatever our workers.
-            self.case(graph, size, found, format!("w{workers} rows"), "hand loop", ours, || {
-                timed(|| hand_rows(graph, size))
-            });
+            self.case(graph, size, found, format!("w{workers} rows"), LOOP, ours, || timed(|| hand_rows(graph, size)));
             self.case(graph, size, found, format!("w{workers} rows"), "timely 0.31 GenericJoin", ours, || {
                 on_timely(graph, size, workers, true, Feed::Rounds)
             });
@@ -119,7 +118,7 @@ impl Bench<'_> {
         }
         for workers in [1, 2] {
             let ours = || count(&query, workers);
-            self.case(graph, size, found, format!("w{workers} count"), "hand loop", ours, || {
+            self.case(graph, size, found, format!("w{workers} count"), LOOP, ours, || {
                 timed(|| hand_count(graph, size))
             });
         }
@@ -140,7 +139,7 @@ impl Bench<'_> {
         let found = hand_rows(graph, size);
         assert_eq!(rows(&query, 1).1, found, "cliques of {size} of {}", graph.name());
         let ours = || rows(&query, 1);
-        self.case(graph, size, found, "w1 rows".into(), "hand loop", ours, || timed(|| hand_rows(graph, size)));
+        self.case(graph, size, found, "w1 rows".into(), LOOP, ours, || timed(|| hand_rows(graph, size)));
         if timely {
             self.case(graph, size, found, "w1 rows".into(), "timely 0.31 GenericJoin", ours, || {
                 on_timely(graph, size, 1, true, Feed::Rounds)
@@ -166,7 +165,8 @@ impl Bench<'_> {
         let paired =
             compare(self.options.budget(self.cases), || checked(ours(), "penstock"), || checked(theirs(), peer));
         let case = Case::new(format!("{what} size={size} {} vs {peer}", graph.name()), "ms", Better::Lower, paired);
-        self.report.case(case.with("edges", graph.edges()).with("cliques", found));
+        let case = case.with("edges", graph.edges()).with("cliques", found);
+        self.report.case(if peer == LOOP { case.with("peer_workers", 1) } else { case });
     }
 
     /// The resident set above the loaded graph while rows are written, of processes of their own.
