@@ -1268,3 +1268,18 @@ def test_a_peer_that_was_held_up_by_how_it_was_measured_has_no_ratio(tmp_path: P
         (tmp_path / "reorder.jsonl").write_text(json.dumps(line) + "\n")
         [told] = record.read(tmp_path, "reorder")
         assert told["ratio"] == ratio and ("anew" in told["conditions"].get("no_ratio", "")) == (ratio is None)
+
+
+def test_the_folder_that_cargo_builds_in_is_relative_to_where_cargo_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(core.shutil, "which", lambda name: None)
+    monkeypatch.setenv(core.PROFILE, "setup")
+    for told, folder in (("made", core.CHECKOUT / "made"), (str(tmp_path / "a"), tmp_path / "a"), ("", None)):
+        monkeypatch.setenv("CARGO_TARGET_DIR", told)
+        monkeypatch.setattr(core, "_modified", lambda path: math.inf)
+        with pytest.raises(ConfigError) as caught:
+            core.program(print)
+        program = (folder or core.CHECKOUT / "target") / "setup" / core.NAME
+        assert str(caught.value).startswith(f"{program} is missing")

@@ -44,7 +44,8 @@ def program(tell: Tell) -> Path:
     EngineError
         When it does not build.
     """
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target")
+    # One that is relative is so to where cargo runs.
+    target = CHECKOUT / (os.environ.get("CARGO_TARGET_DIR") or "target")
     built = target / ("debug" if profile() == "dev" else profile()) / NAME
     if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources())):
         return built
