@@ -1283,3 +1283,76 @@ def test_the_folder_that_cargo_builds_in_is_relative_to_where_cargo_runs(
             core.program(print)
         program = (folder or core.CHECKOUT / "target") / "setup" / core.NAME
         assert str(caught.value).startswith(f"{program} is missing")
+
+
+def _pathway(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(core.CHECKOUT / "benches" / "peers"))
+    spec = importlib.util.spec_from_file_location("on_pathway", core.CHECKOUT / "benches/peers/on_pathway.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Table:
+    """Notes which of its columns a query of Pathway names; what is made of it is nobody's."""
+
+    def __init__(self, seen: set[str] | None = None) -> None:
+        self._seen = seen
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if self._seen is not None and name not in ("select", "filter", "join", "groupby", "with_columns"):
+            self._seen.add(name)
+        return _Table(self._seen if name in ("filter", "with_columns") else None)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def __getitem__(self, names: list[str]) -> Any:
+        if self._seen is not None:
+            self._seen.update(names)
+        return _Table()
+
+    def _made(self, *_: Any) -> Any:
+        return _Table()
+
+    __mod__ = __floordiv__ = __mul__ = __sub__ = __add__ = __and__ = __or__ = __ge__ = __le__ = __lt__ = _made
+    __eq__ = _made
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_pathway_reads_the_columns_that_the_flow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that its queries name are among them, but for the one that has another name in the files."""
+    from penstock.workloads import nexmark as flows
+    from penstock_bench import nexmark
+
+    module = _pathway(monkeypatch)
+    schemas: list[dict[str, type]] = []
+    csv = SimpleNamespace(read=lambda path, schema, mode: (path.stem, schema))
+    pathway = SimpleNamespace(
+        reducers=_Table(),
+        Table=_Table(),
+        io=SimpleNamespace(csv=csv),
+        schema_from_types=lambda **columns: columns,
+    )
+    monkeypatch.setitem(sys.modules, "pathway", pathway)
+    for name in nexmark.FROM_PYTHON:
+        sources = flows.flow(name, nexmark.PARAMS).sources
+        told = nexmark.PARAMS.get(name, {}) | {"columns": nexmark._columns(name), "folder": "f"}
+        assert told["columns"] == {source: list(schema.names) for source, schema in sources.items()}
+        seen: dict[str, set[str]] = {}
+
+        def read(table: str, told: Any = told, seen: Any = seen) -> Any:
+            stem, schema = module.read(told, table)
+            assert stem == table and set(schema.values()) <= {str, int}
+            assert list(schema) == [module._OWN.get(column, column) for column in told["columns"][table]]
+            schemas.append(schema)
+            seen[table] = set()
+            return _Table(seen[table])
+
+        module.QUERIES[name.split("_")[0]](read, told)
+        for of, columns in seen.items():
+            assert columns <= {module._OWN.get(column, column) for column in told["columns"][of]} | {"start"}, name
+    assert any(len(schema) == 2 for schema in schemas)

@@ -1,6 +1,7 @@
 """NEXMark on Pathway, in a process of its own, for `penstock bench nexmark`; see ``apart.py`` for what it is told.
 
-Tables are CSV files with a header, read in static mode: one time, so that each row comes out once. The clock runs from
+Tables are CSV files with a header, of which the columns of the flow are read, as ours reads them; in static mode: one
+time, so that each row comes out once. The clock runs from
 the building of the graph to the end of ``pw.run``, import and start of the process left out; results go to
 ``pw.io.null``, but for those of the first run, which are taken row by row and tell the answer for all. Threads are
 those of ``PATHWAY_THREADS``. Windows are arithmetic on event time, which is what ``windowby`` does with a Python
@@ -9,6 +10,7 @@ function for each row.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from apart import COLUMNS, TEXTS, Answer, answer, serve
+from apart import TEXTS, Answer, answer, serve
 
 #: What a column is called in the files: a row of Pathway has an ``id`` of its own.
 _OWN = {"id": "number"}
@@ -105,25 +107,28 @@ def q8(read: Callable[[str], Any], told: dict[str, int]) -> Any:
 QUERIES = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q7": q7, "q8": q8}
 
 
+def read(told: dict[str, Any], table: str) -> Any:
+    """A table, in the columns that it is told of."""
+    import pathway as pw
+
+    columns = told["columns"][table]
+    schema = pw.schema_from_types(**{_OWN.get(name, name): str if name in TEXTS else int for name in columns})
+    return pw.io.csv.read(Path(told["folder"]) / f"{table}.csv", schema=schema, mode="static")
+
+
 def prepare(told: dict[str, Any]) -> Callable[[], tuple[float, Answer]]:
     os.environ["PATHWAY_THREADS"] = str(told["workers"])
     logging.disable(logging.WARNING)
     import pathway as pw
 
-    query, folder = QUERIES[told["query"].split("_")[0]], Path(told["folder"])
+    query = QUERIES[told["query"].split("_")[0]]
     answers: list[Answer] = []
-
-    def read(table: str) -> Any:
-        schema = pw.schema_from_types(
-            **{_OWN.get(name, name): str if name in TEXTS else int for name in COLUMNS[table]}
-        )
-        return pw.io.csv.read(folder / f"{table}.csv", schema=schema, mode="static")
 
     def once() -> tuple[float, Answer]:
         pw.internals.parse_graph.G.clear()
         rows: list[tuple[Any, ...]] = []
         begin = time.perf_counter()
-        table = query(read, told)
+        table = query(functools.partial(read, told), told)
         if answers:
             pw.io.null.write(table)
         else:

@@ -6,7 +6,8 @@ sides are native. Epochs are a second of event time, 10,000 events, on both side
 their own functions, in this process, beside peers that each have a process of their own (``benches/peers``):
 
 - bytewax, one worker on both sides, events in memory, as Arrow blocks and as tuples, made before the clock starts;
-- Pathway and PyFlink, all cores on both sides, both from the same CSV files to rows;
+- Pathway and PyFlink, all cores on both sides, both from the same CSV files to rows; ours and Pathway read the columns
+  of the flow, Flink those that its planner takes;
 - Spark Structured Streaming, all cores on both sides, both from the same Parquet files to rows.
 
 What a peer does before it reads is not measured: starting processes, JVMs and sessions, imports, Flink's planning and
@@ -155,11 +156,14 @@ def _named(query: str, peer: str, workers: int) -> dict[str, Any]:
 
 
 def _query(name: str) -> dict[str, Any]:
-    flow = nexmark.flow(name, PARAMS)
-    plan, calls = flow.to_plan()
-    columns = {source: schema.names for source, schema in flow.sources.items()}
-    told = {"name": name, "plan": plan, "columns": columns, "calls": [_twin(call) for call in calls]}
+    plan, calls = nexmark.flow(name, PARAMS).to_plan()
+    told = {"name": name, "plan": plan, "columns": _columns(name), "calls": [_twin(call) for call in calls]}
     return told | PARAMS.get(name, {})
+
+
+def _columns(query: str) -> dict[str, list[str]]:
+    """What a flow reads of each table."""
+    return {source: list(schema.names) for source, schema in nexmark.flow(query, PARAMS).sources.items()}
 
 
 def _twin(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +293,7 @@ def _beside_files(
         if options.left() < _STARTING_S:
             tell(f"{query} and what follows beside {name}: no time was left for it in a quick run")
             return
-        told, facts = PARAMS.get(query, {}) | {"workers": workers}, _read(query, tables)
+        told, facts = PARAMS.get(query, {}) | {"workers": workers, "columns": _columns(query)}, _read(query, tables)
         if not options.quick:
             with apart.side(found, small, query, told) as peer:
                 facts |= _floors(_ours(_from_csv(small, header), query, workers), peer)
