@@ -1356,3 +1356,13 @@ def test_pathway_reads_the_columns_that_the_flow_reads(monkeypatch: pytest.Monke
         for of, columns in seen.items():
             assert columns <= {module._OWN.get(column, column) for column in told["columns"][of]} | {"start"}, name
     assert any(len(schema) == 2 for schema in schemas)
+
+
+def test_a_bench_on_spark_tells_the_settings_that_it_makes() -> None:
+    from penstock_bench import foreach_batch_count, streams
+
+    told = streams.told_settings(cores=2)
+    assert told["spark.sql.shuffle.partitions"] == "2" and told["spark.sql.adaptive.enabled"] == "false"
+    assert {"spark.sql.streaming.noDataMicroBatches.enabled", "spark.sql.streaming.pollingDelay"} <= set(told)
+    assert "spark.driver.memory" in told and not any("/" in value for value in told.values())
+    assert "settings\nare its defaults" not in str(foreach_batch_count.__doc__)

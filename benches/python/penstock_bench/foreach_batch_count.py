@@ -7,8 +7,9 @@ is told by its parts. All write to their checkpoints: we and Spark's default sto
 files, as by default, and as a peer of its own what has changed (changelog checkpoints); identity has nothing to write.
 
 A query that runs for hours is what is measured, so some batches go before: the JVM compiles what they run while they
-run. Spark's stores are stopped before identity has its turns, since they go on writing between them. Spark's settings
-are its defaults; that we feed narrow rows with others (`penstock.spark._engine.feeds`) is ours, not the identity's.
+run. Spark's stores are stopped before identity has its turns, since they go on writing between them. All queries have
+the settings of `streams.SETTINGS`, which are not Spark's defaults, and a shuffle partition for each core; the
+conditions list them. That we feed narrow rows with others (`penstock.spark._engine.feeds`) is ours, not the identity's.
 """
 
 from __future__ import annotations
@@ -179,6 +180,7 @@ class _Case:
             "durable_snapshots": True,
             "workers": f"{streams.WORKERS} resident processes of 1 thread",
             "peer_shuffle_partitions": machine.cores(),
+            "spark_settings": streams.told_settings(machine.cores()),
             "timed": "triggerExecution of Spark's progress, on both sides",
         }
         for name, split in parts.items():
@@ -193,6 +195,8 @@ class _Case:
                 "peer_durable_snapshots": name in STORES,
                 "added_s": round(statistics.median(seconds["ours"]) - statistics.median(seconds[name]), 4),
             }
+            if name in STORES:
+                own["peer_changelog"] = STORES[name][1]
             ours, its = ([each if of_batch else rows / each for each in seconds[one]] for one in ("ours", name))
             self.emit(
                 line(

@@ -25,12 +25,33 @@ if TYPE_CHECKING:
 
     from penstock.report._timeline import Epoch
 
-__all__ = ["BatchTimeout", "Batches", "Sink", "Stream", "parts", "session", "spark_versions", "write_file"]
+__all__ = [
+    "SETTINGS",
+    "BatchTimeout",
+    "Batches",
+    "Sink",
+    "Stream",
+    "parts",
+    "session",
+    "spark_versions",
+    "told_settings",
+    "write_file",
+]
 
 #: Residents of most benches; each holds a slot for the engine's life.
 WORKERS = 2
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 DEFAULT = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+#: In which a session is not as Spark is by default, for ours and Spark's own queries alike.
+SETTINGS = {
+    "spark.driver.memory": "4g",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.pollingDelay": "100ms",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+    "spark.sql.streaming.stopTimeout": "20s",
+}
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
@@ -46,18 +67,22 @@ class BatchTimeout(Exception):
 def session(name: str, tell: Tell, *, residents: int = 0) -> Iterator[tuple[SparkSession, Path]]:
     """Start Spark on the CPUs of this thread: a slot for each core, and for so many residents, which sleep mostly."""
     cores = machine.cores()
-    settings = {
-        "spark.driver.memory": "4g",
-        "spark.executorEnv.PYTHONPATH": str(core.CHECKOUT / "benches" / "python"),  # of functions that travel by name
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.pollingDelay": "100ms",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.streaming.numRecentProgressUpdates": "1000",
-        "spark.sql.streaming.stopTimeout": "20s",
-    }
+    # Of functions that travel by name.
+    settings = SETTINGS | {"spark.executorEnv.PYTHONPATH": str(core.CHECKOUT / "benches" / "python")}
     tell("starting Spark")
     with spark_session(f"penstock bench {name}", cores + residents, cores, settings) as (spark, folder):
         yield spark, folder
+
+
+def told_settings(cores: int) -> dict[str, str]:
+    """The settings of a session on so many cores that are not Spark's defaults, for the conditions.
+
+    Examples
+    --------
+    >>> told_settings(2)["spark.sql.shuffle.partitions"]
+    '2'
+    """
+    return {"spark.sql.shuffle.partitions": str(cores)} | SETTINGS
 
 
 def spark_versions(spark: SparkSession) -> dict[str, str]:
