@@ -154,6 +154,11 @@ def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["frontier", "--record", str(tmp_path / "none" / "deeper")], "does not exist; make it first"),
         (["frontier", "--record", str(tmp_path / "file")], "is no folder; name one"),
         (["--all"], "--all needs --record FOLDER"),
+        (["--record", str(tmp_path)], "--record: of which bench? Give its name, or --all"),
+        (
+            ["--quick", "--seconds", "9", "--cores", "1", "--full"],
+            "--quick and --full and --seconds and --cores: of which",
+        ),
         (["frontier", "barrier"], "barrier"),
     ]:
         assert main(["bench", *arguments]) == 2, arguments

@@ -75,6 +75,12 @@ def bench(
         raise UsageError("--again goes with --all; one bench that is named is always measured")
     if name is not None and every:
         raise UsageError(f"{name!r} and --all: name one bench, or run all")
+    if name is None and not every and not listed:
+        given = {"--record": recorded is not None, "--quick": quick, "--full": full, "--seconds": seconds is not None}
+        given["--cores"] = cores is not None
+        if any(given.values()):
+            said = " and ".join(option for option, is_given in given.items() if is_given)
+            raise UsageError(f"{said}: of which bench? Give its name, or --all; without both they are listed")
     if recorded is not None:
         if recorded.exists() and not recorded.is_dir():
             raise UsageError(f"--record {recorded}: is no folder; name one")
