@@ -159,6 +159,8 @@ def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
             ["--quick", "--seconds", "9", "--cores", "1", "--full"],
             "--quick and --full and --seconds and --cores: of which",
         ),
+        (["--fewer"], "--fewer: of which bench?"),
+        (["frontier", "--fewer"], "--fewer goes with --record"),
         (["frontier", "barrier"], "barrier"),
     ]:
         assert main(["bench", *arguments]) == 2, arguments
@@ -494,8 +496,8 @@ def test_a_curve_is_drawn_beside_the_page_from_its_lines(tmp_path: Path, name: s
     record.write(tmp_path, "frontier", [made()])
     assert f"]({name}.svg)" in (tmp_path / "README.md").read_text(), "the record of another bench leaves it"
     for less in ([*lines, made(name)], []):
-        record.write(tmp_path, name, lines)
-        record.write(tmp_path, name, less)
+        record.write(tmp_path, name, lines, fewer=True)
+        record.write(tmp_path, name, less, fewer=True)
         assert record.read(tmp_path, name) == less, "lines that lack what a picture shows are recorded all the same"
         assert not (tmp_path / f"{name}.svg").exists() and "svg" not in (tmp_path / "README.md").read_text()
 
@@ -1371,3 +1373,66 @@ def test_a_bench_on_spark_tells_the_settings_that_it_makes() -> None:
     assert {"spark.sql.streaming.noDataMicroBatches.enabled", "spark.sql.streaming.pollingDelay"} <= set(told)
     assert "spark.driver.memory" in told and not any("/" in value for value in told.values())
     assert "settings\nare its defaults" not in str(foreach_batch_count.__doc__)
+
+
+def test_a_run_with_fewer_cases_does_not_replace_a_fuller_one_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is kept beside; cases whose names hold what a run finds are the same cases."""
+    full = [made(case=case) for case in ("a vs x", "a vs x", "b vs Pool.imap, chunk 8 by hand", "c vs timely 0.31")]
+    record.write(tmp_path, "frontier", full)
+    before = (tmp_path / "frontier.jsonl").read_text()
+    again = [made(case=case) for case in ("b vs Pool.imap, chunk 64 by hand", "a vs x", "c vs timely 0.32.1", "d vs x")]
+    with pytest.raises(
+        ConfigError, match=r"holds cases that this run has not \(a vs x\): .* frontier\.jsonl\.fewer; .*--fewer"
+    ):
+        record.write(tmp_path, "frontier", again)
+    assert (tmp_path / "frontier.jsonl").read_text() == before
+    assert [json.loads(text)["case"] for text in (tmp_path / "frontier.jsonl.fewer").read_text().splitlines()] == [
+        one["case"] for one in again
+    ]
+    with pytest.raises(ConfigError, match=r"\(a vs x; a vs x; b vs .*; c vs timely 0\.31\)"):
+        record.write(tmp_path, "frontier", [])
+    monkeypatch.setattr("penstock_bench.runner.run", lambda bench, options, emit, tell: emit(made(case="a vs x")))
+    arguments = ["bench", "frontier", "--json", "--record", str(tmp_path)]
+    assert main(arguments) == 1
+    assert "cases that this run has not" in capsys.readouterr().err
+    assert main([*arguments, "--fewer"]) == 0
+    assert [one["case"] for one in record.read(tmp_path, "frontier")] == ["a vs x"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
+    record.write(tmp_path, "barrier", [made("barrier", "a vs x", quick=True), made("barrier", "b vs x", quick=True)])
+    record.write(tmp_path, "barrier", [made("barrier", "c vs x")])
+    assert len(record.read(tmp_path, "barrier")) == 1, "of a quick run no case is missed"
+
+
+def test_a_run_of_all_takes_the_recorded_budgets_and_loses_no_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock_bench import runner
+
+    record.write(tmp_path, "frontier", [made(budget_s=None), made(case="live=2 vs x", budget_s=120.0)])
+    record.write(tmp_path, "barrier", [made("barrier", quick=True, budget_s=7.0)])
+    record.write(tmp_path, "sequencer", [made("sequencer", budget_s=90.0), made("sequencer", "gone vs x")])
+    asked: dict[str, float | None] = {}
+
+    def fake(bench: Any, options: Options) -> list[Line]:
+        asked[bench.name] = options.seconds
+        cases = ["live=1 vs x", "live=2 vs x"] if bench.name == "frontier" else ["live=1 vs x"]
+        return [
+            made(bench.name, case, commit="c0ffee", quick=options.quick, budget_s=options.seconds) for case in cases
+        ]
+
+    monkeypatch.setattr(runner, "_in_child", fake)
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
+    arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert {name: budget for name, budget in asked.items() if budget} == {"frontier": 120.0, "sequencer": 90.0}
+    assert len(asked) == len(BENCHES) and "(gone vs x)" in errors and "failed: sequencer;" in errors
+    asked.clear()
+    assert main([*arguments, "--fewer"]) == 0
+    assert asked == {"sequencer": 90.0}, "the others are recorded"
+    asked.clear()
+    assert main([*arguments, "--seconds", "5"]) == 0
+    assert set(asked.values()) == {5.0}

@@ -59,6 +59,9 @@ def bench(
     again: Annotated[
         bool, typer.Option("--again", help="With --all: measure what this commit and build have recorded already, too.")
     ] = False,
+    fewer: Annotated[
+        bool, typer.Option("--fewer", help="With --record: also where recorded cases are missing from this run.")
+    ] = False,
 ) -> None:
     """Measure penstock beside its peers on this machine.
 
@@ -77,10 +80,12 @@ def bench(
         raise UsageError(f"{name!r} and --all: name one bench, or run all")
     if name is None and not every and not listed:
         given = {"--record": recorded is not None, "--quick": quick, "--full": full, "--seconds": seconds is not None}
-        given["--cores"] = cores is not None
+        given |= {"--cores": cores is not None, "--fewer": fewer}
         if any(given.values()):
             said = " and ".join(option for option, is_given in given.items() if is_given)
             raise UsageError(f"{said}: of which bench? Give its name, or --all; without both they are listed")
+    if fewer and recorded is None:
+        raise UsageError("--fewer goes with --record")
     if recorded is not None:
         if recorded.exists() and not recorded.is_dir():
             raise UsageError(f"--record {recorded}: is no folder; name one")
@@ -94,11 +99,11 @@ def bench(
         raise UsageError("--cores goes with one bench that is named")
     options = Options(quick, seconds, full, cores or machine.CORES)
     if every:
-        _all(recorded, options, again, as_json)
+        _all(recorded, options, again, fewer, as_json)
     elif listed or name is None:
         _list(as_json)
     else:
-        _one(name, options, recorded, as_json)
+        _one(name, options, recorded, fewer, as_json)
 
 
 def _list(as_json: bool) -> None:
@@ -111,7 +116,7 @@ def _list(as_json: bool) -> None:
         print(f"{bench.name:{width}}  {bench.summary}")
 
 
-def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> None:
+def _one(name: str, options: Options, recorded: Path | None, fewer: bool, as_json: bool) -> None:
     from penstock_bench import record, runner
 
     try:
@@ -130,10 +135,10 @@ def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> N
             _show(name, lines)
     if recorded is not None:
         recorded.mkdir(exist_ok=True)
-        record.write(recorded, name, lines)
+        record.write(recorded, name, lines, fewer=fewer)
 
 
-def _all(recorded: Path | None, options: Options, again: bool, as_json: bool) -> None:
+def _all(recorded: Path | None, options: Options, again: bool, fewer: bool, as_json: bool) -> None:
     from penstock_bench import record, runner
 
     if recorded is None:
@@ -143,7 +148,7 @@ def _all(recorded: Path | None, options: Options, again: bool, as_json: bool) ->
     lines: list[Line] = []
     _warn_of_dev_build()
     recorded.mkdir(exist_ok=True)
-    failed = runner.run_all(recorded, options, again, _emit(lines, as_json), _tell)
+    failed = runner.run_all(recorded, options, again, _emit(lines, as_json), _tell, fewer=fewer)
     if not as_json:
         for bench in BENCHES:
             _show(bench.name, [line for line in lines if line["name"] == bench.name])

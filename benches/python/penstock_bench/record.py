@@ -10,6 +10,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,11 @@ from penstock_bench.show import figure, ratio
 from penstock_bench.targets import TARGETS, judge
 
 __all__ = ["check", "page", "read", "write", "write_page"]
+
+#: Cases that a message names.
+_MOST_NAMED = 5
+#: In the names of cases what another run may find otherwise: they are the same cases.
+_FOUND = re.compile(r"chunk \d+ by hand|best fixed N=\d+ B=\d+|timely [\d.]+")
 
 #: Conditions that the page tells once for a bench, or in columns.
 _TOLD = {
@@ -109,19 +116,41 @@ def _as_known_today(line: Line) -> Line:
     return line
 
 
-def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
+def write(folder: Path, bench: str, lines: Iterable[Line], *, fewer: bool = False) -> None:
     """Record the results of a bench in place of older ones, and renew the page and its picture, if it has one.
 
     Without matplotlib, or from lines that lack what it shows, there is no picture.
 
+    Parameters
+    ----------
+    folder : Path
+        Where the record is.
+    bench : str
+        Whose results these are.
+    lines : iterable of Line
+        All of a run.
+    fewer : bool, default False
+        Record them although cases that are recorded are not among them.
+
     Raises
     ------
     ConfigError
-        As `check`, when these are of a quick run.
+        As `check`, when these are of a quick run; and where recorded cases would be lost. Then the lines are kept in
+        a file beside the record.
     """
     lines = list(lines)
     check(folder, bench, quick=any(line["conditions"].get("quick") for line in lines))
-    _replace(folder / f"{bench}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    path, beside = folder / f"{bench}.jsonl", folder / f"{bench}.jsonl.fewer"
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    if not fewer and (lost := _lost(read(folder, bench), lines)):
+        _replace(beside, text)
+        said = "; ".join(lost[:_MOST_NAMED]) + (f"; and {len(lost) - _MOST_NAMED} more" if lost[_MOST_NAMED:] else "")
+        raise ConfigError(
+            f"{path} holds cases that this run has not ({said}): it stays as it was, and the run is in {beside.name};"
+            " measure with the same budget and peers, or record it all the same with --fewer"
+        )
+    _replace(path, text)
+    beside.unlink(missing_ok=True)
     if bench in PICTURES:
         picture = folder / f"{bench}.svg"
         if can_draw(bench, lines) and importlib.util.find_spec("matplotlib") is not None:
@@ -129,6 +158,19 @@ def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
         else:
             picture.unlink(missing_ok=True)
     write_page(folder)
+
+
+def _lost(old: Iterable[Line], new: Iterable[Line]) -> list[str]:
+    """Names of the recorded cases that a run has not; of those of a quick run none is missed."""
+    left = Counter(_FOUND.sub("", line["case"]) for line in new)
+    lost = []
+    for line in old:
+        case = _FOUND.sub("", line["case"])
+        if left[case]:
+            left[case] -= 1
+        elif not line["conditions"].get("quick"):
+            lost.append(line["case"])
+    return lost
 
 
 def check(folder: Path, bench: str, *, quick: bool) -> None:

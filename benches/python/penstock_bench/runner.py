@@ -7,6 +7,7 @@ Invariant: whatever ends a run, no process that it started stays behind.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import importlib
 import importlib.util
@@ -34,8 +35,9 @@ __all__ = ["run", "run_all"]
 _KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range")
 #: Behind a commit whose files are others by now, and behind one from which the native module was not built.
 _CHANGED, _OTHER_MODULE = "-changed", "-other-module"
-#: Seconds after which a bench of a run of all is given up.
-LIMIT_S = 900.0
+#: Seconds after which a bench of a run of all is given up, and how many more for each second of a budget that is asked
+#: for: some hold theirs for a part of what they do.
+LIMIT_S, LIMIT_PER_S = 900.0, 3.0
 #: Seconds that it has to end what it has started, when it is interrupted.
 ENDING_S = 40.0
 
@@ -81,10 +83,11 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
             importlib.import_module(bench.module).run(options, with_more, tell)
 
 
-def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell) -> list[str]:
+def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell, *, fewer: bool = False) -> list[str]:
     """Run every bench and record it; what an earlier run has recorded of this commit, build and budget is kept.
 
-    Of a commit with changes nothing is: they may be others by now.
+    Of a commit with changes nothing is: they may be others by now. Where no budget is given each bench has the one that
+    its record was made with.
 
     Parameters
     ----------
@@ -96,6 +99,8 @@ def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell)
         Measure what is recorded already, too.
     emit, tell : callable
         As for `run`; `emit` gets kept results too.
+    fewer : bool, default False
+        Record runs in which recorded cases are missing, too.
 
     Returns
     -------
@@ -105,15 +110,16 @@ def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell)
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigError("a run of all benches needs Spark: pip install 'penstock[spark]'")
     with _interrupted_by_all():
-        return _run_all(folder, options, again, emit, tell)
+        return _run_all(folder, options, again, emit, tell, fewer)
 
 
-def _run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell) -> list[str]:
+def _run_all(folder: Path, asked: Options, again: bool, emit: Emit, tell: Tell, fewer: bool) -> list[str]:
     core.program(tell)
     commit = _about()["commit"]
     failed = []
     for number, bench in enumerate(BENCHES, 1):
         kept = record.read(folder, bench.name)
+        options = _as_recorded(asked, kept)
         title = f"{number}/{len(BENCHES)} {bench.name}"
         if not again and kept and all(_same(line, commit, options) for line in kept):
             tell(f"{title}: recorded already")
@@ -121,14 +127,23 @@ def _run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell
             tell(title)
             try:
                 kept = _in_child(bench, options)
-            except EngineError as error:
+                record.write(folder, bench.name, kept, fewer=fewer)
+            except (ConfigError, EngineError) as error:
                 tell(str(error))
                 failed.append(bench.name)
                 continue
-            record.write(folder, bench.name, kept)
         for line in kept:
             emit(line)
     return failed
+
+
+def _as_recorded(options: Options, lines: list[Line]) -> Options:
+    """With the greatest budget of the recorded lines, where none was asked for: a shorter run does not replace them."""
+    conditions = [line["conditions"] for line in lines]
+    budgets = [one["budget_s"] for one in conditions if one.get("budget_s") is not None and not one.get("quick")]
+    if options.seconds is not None or options.quick or not budgets:
+        return options
+    return dataclasses.replace(options, seconds=max(budgets))
 
 
 def _in_child(bench: Bench, options: Options) -> list[Line]:
@@ -137,14 +152,15 @@ def _in_child(bench: Bench, options: Options) -> list[Line]:
         command.append("--quick")
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
+    limit = LIMIT_S + LIMIT_PER_S * (options.seconds or 0.0)
     # In a session of its own, so that Ctrl-C comes through us, and once.
     with interrupt_later():  # or it would be started and known to nobody
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        out, _ = child.communicate(timeout=LIMIT_S)
+        out, _ = child.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         _end(child)
-        raise EngineError(f"{bench.name} did not end within {LIMIT_S:g} s and is not recorded") from None
+        raise EngineError(f"{bench.name} did not end within {limit:g} s and is not recorded") from None
     except BaseException:
         _end(child)
         raise
