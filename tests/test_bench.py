@@ -1264,17 +1264,192 @@ def test_programs_of_peers_count_rows_as_the_bench_does() -> None:
     assert tuple(map(int, out.split())) == apart.answer([rows])
 
 
-def test_a_peer_that_was_held_up_by_how_it_was_measured_has_no_ratio(tmp_path: Path) -> None:
-    for at, ratio in (("2026-11-21T19:03:04+00:00", None), ("2026-12-01T00:00:00+00:00", 2.0)):
-        line = {
-            "name": "reorder",
-            "case": "item=1 µs vs oneTBB parallel_pipeline",
-            "ratio": 2.0,
-            "conditions": {"at": at},
-        }
-        (tmp_path / "reorder.jsonl").write_text(json.dumps(line) + "\n")
-        [told] = record.read(tmp_path, "reorder")
-        assert told["ratio"] == ratio and ("anew" in told["conditions"].get("no_ratio", "")) == (ratio is None)
+def _read_of(folder: Path, name: str, case: str, **conditions: Any) -> Line:
+    """A recorded line as it is read."""
+    line = {"name": name, "case": case, "ratio": 2.0, "conditions": conditions}
+    (folder / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    [told] = record.read(folder, name)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "since"),
+    [
+        ("reorder", "item=1 µs vs oneTBB parallel_pipeline", {"tokens_a_thread": 16}),
+        ("cliques", "Spark job count size=3 R-MAT 2^14 vs Spark SQL self-joins", {"at": "2026-12-01T00:00:00+00:00"}),
+        ("keyed-count", "w2 keys=2^20 changes vs timely 0.31 fast hash", {"peer_epochs_under_way": 3}),
+        ("join", "tcp calm: from the wish to the first record vs the start of three anew", {"until": "a record"}),
+    ],
+)
+def test_a_peer_that_was_held_up_by_how_it_was_measured_has_no_ratio(
+    tmp_path: Path, name: str, case: str, since: dict[str, Any]
+) -> None:
+    old = {"at": "2026-11-21T19:03:04+00:00"}
+    held_up = _read_of(tmp_path, name, case, **old)
+    assert held_up["ratio"] is None and "anew" in held_up["conditions"]["no_ratio"]
+    told = _read_of(tmp_path, name, case, **old | since)
+    assert told["ratio"] == 2.0 and "no_ratio" not in told["conditions"]
+    assert _read_of(tmp_path, name, "w1 keys=2^20 changes vs timely 0.31 fast hash", **old)["ratio"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "since"),
+    [
+        ("nexmark", "python w2 q1 vs Spark Structured Streaming", {"durable": False, "peer_durable": True}),
+        ("nexmark", "python w2 q1 vs PyFlink", {"floor_s": 0.1, "peer_floor_s": 0.2}),
+        (
+            "faucet-memory",
+            "4-cliques w1 2^17 vertices N=4 B=1000 vs timely 0.31.0 fed in rounds",
+            {"at": "2026-12-01T00:00:00+00:00"},
+        ),
+        ("foreach-batch-count", "keys=9 rows=9 noop vs Spark groupBy.count, RocksDB", {"peer_changelog": False}),
+    ],
+)
+def test_what_else_is_wrong_with_an_older_line_is_a_note_beside_its_ratio(
+    tmp_path: Path, name: str, case: str, since: dict[str, Any]
+) -> None:
+    old = {"at": "2026-11-21T19:03:04+00:00"}
+    noted = _read_of(tmp_path, name, case, **old)
+    assert noted["ratio"] == 2.0
+    if "Spark Structured" in case:
+        assert (noted["conditions"]["durable"], noted["conditions"]["peer_durable"]) == (False, True)
+    whole = made(name, case, note=noted["conditions"]["note"])
+    page = record.page({name: [whole, made(name, "x vs y")]})
+    assert "| **2x** [1] (2x) |" in page and "| **2x** (2x) |" in page
+    [note] = [text for text in page.splitlines() if text.startswith("[1] ")]
+    assert note.endswith(f"{whole['conditions']['note'][1:]}.")
+    assert "note" not in _read_of(tmp_path, name, case, **old | since)["conditions"]
+
+
+def test_the_loop_by_hand_is_told_to_run_on_one_core(tmp_path: Path) -> None:
+    assert _read_of(tmp_path, "cliques", "w2 rows size=3 g vs hand loop")["conditions"]["peer_workers"] == 1
+    beside = _read_of(tmp_path, "cliques", "w2 rows size=3 g vs timely 0.31 GenericJoin")
+    assert "peer_workers" not in beside["conditions"]
+
+
+def test_pairs_of_different_work_are_judged_by_the_pairs(tmp_path: Path) -> None:
+    """The medians over several lengths of blocks are of different ones on either side."""
+    case = "w2 steady epochs of 1,792 to 2,304 records, instructions: joinable vs fixed"
+    told = _read_of(tmp_path, "join", case, ratio_of="medians", paired_ratio=0.991)
+    assert (told["ratio"], told["conditions"]["ratio_of"], told["conditions"]["repeats"]) == (0.991, "pairs", 1)
+    page = record.page({"join": [made("join", case, ratio_of="pairs")]})
+    assert f"- {case}: ratio the median of the pairs" in page
+
+
+def _page_of(folder: Path) -> str:
+    pictures = {name for name in PICTURES if (folder / f"{name}.svg").is_file()}
+    return record.page({bench.name: record.read(folder, bench.name) for bench in BENCHES}, pictures)
+
+
+@pytest.mark.parametrize("folder", ["benches/results", "benches/results/sixteen-cores"])
+def test_the_recorded_pages_are_what_the_lines_say(folder: str) -> None:
+    """`record.write_page` makes them anew where the code tells lines in another way."""
+    recorded = core.CHECKOUT / folder
+    assert (recorded / "README.md").read_text(encoding="utf-8") == _page_of(recorded)
+
+
+def test_a_section_says_which_lines_are_of_which_run() -> None:
+    one = {"commit": "aaa", "pinned": [0, 1], "rows": 7}
+    lines = [
+        made(case="live=1 vs x", at="2026-11-21T10:00:00+00:00", **one),
+        made(case="live=2 vs x", at="2026-11-21T10:59:00+00:00", **one),
+    ]
+    page = record.page({"frontier": lines})
+    assert "| case | unit |" in page and "build of commit aaa; 2026-11-21T10:00:00+00:00;" in page
+    lines += [
+        made(case="live=3 vs x", at="2026-11-21T13:00:00+00:00", **one),
+        made(case="live=4 vs x", at="2026-11-21T10:30:00+00:00", **one | {"commit": "bbb-changed", "pinned": []}),
+        made(case="live=5 vs x", at="2026-11-21T10:31:00+00:00", commit="aaa-other-module", rows=7),
+        made(case="live=6 vs x", at="2026-11-21T11:01:00+00:00", **one),
+    ]
+    page = record.page({"frontier": lines})
+    runs = [text.split(" | ")[1] for text in page.splitlines() if text.startswith("| live=")]
+    assert runs == ["1", "1", "2", "3", "4", "1"]
+    told = [text for text in page.splitlines() if text.startswith("Run ")]
+    assert [text.split(":")[0] for text in told] == [
+        f"Run {number}, {n} cases" for number, n in enumerate((3, 1, 1, 1), 1)
+    ]
+    assert "commit aaa; 2026-11-21T10:00:00" in told[0] and "commit aaa; 2026-11-21T13:00:00" in told[1]
+    assert "commit bbb **with changes**;" in told[2] and "(not pinned);" in told[2]
+    assert "commit aaa, the native module **of other code**;" in told[3] and "pinned to them is not recorded" in told[3]
+    assert "All cases: rows 7." in page
+
+
+def test_cases_of_one_name_are_told_apart() -> None:
+    lines = [made("cliques", "w1 rows vs x", edges=edges) for edges in (928_490, 855_333)]
+    lines += [made("cliques", "w2 rows vs x", edges=5), made("cliques", "w3 vs x"), made("cliques", "w3 vs x")]
+    page = record.page({"cliques": lines})
+    assert [text.split(" | ")[0][2:] for text in page.splitlines() if text.startswith("| w")] == [
+        "w1 rows vs x (edges 928,490)",
+        "w1 rows vs x (edges 855,333)",
+        "w2 rows vs x",
+        "w3 vs x (1 of 2)",
+        "w3 vs x (2 of 2)",
+    ]
+    assert "- w1 rows vs x (edges 855,333): edges 855333" in page
+
+
+def test_a_run_with_fewer_cases_does_not_replace_a_fuller_one_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is kept beside; cases whose names hold what a run finds are the same cases."""
+    full = [made(case=case) for case in ("a vs x", "a vs x", "b vs Pool.imap, chunk 8 by hand", "c vs timely 0.31")]
+    record.write(tmp_path, "frontier", full)
+    before = (tmp_path / "frontier.jsonl").read_text()
+    again = [made(case=case) for case in ("b vs Pool.imap, chunk 64 by hand", "a vs x", "c vs timely 0.32.1", "d vs x")]
+    with pytest.raises(
+        ConfigError, match=r"holds cases that this run has not \(a vs x\): .* frontier\.jsonl\.fewer; .*--fewer"
+    ):
+        record.write(tmp_path, "frontier", again)
+    assert (tmp_path / "frontier.jsonl").read_text() == before
+    assert [json.loads(text)["case"] for text in (tmp_path / "frontier.jsonl.fewer").read_text().splitlines()] == [
+        one["case"] for one in again
+    ]
+    with pytest.raises(ConfigError, match=r"\(a vs x; a vs x; b vs .*; c vs timely 0\.31\)"):
+        record.write(tmp_path, "frontier", [])
+    monkeypatch.setattr("penstock_bench.runner.run", lambda bench, options, emit, tell: emit(made(case="a vs x")))
+    arguments = ["bench", "frontier", "--json", "--record", str(tmp_path)]
+    assert main(arguments) == 1
+    assert "cases that this run has not" in capsys.readouterr().err
+    assert main([*arguments, "--fewer"]) == 0
+    assert [one["case"] for one in record.read(tmp_path, "frontier")] == ["a vs x"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
+    record.write(tmp_path, "barrier", [made("barrier", "a vs x", quick=True), made("barrier", "b vs x", quick=True)])
+    record.write(tmp_path, "barrier", [made("barrier", "c vs x")])
+    assert len(record.read(tmp_path, "barrier")) == 1, "of a quick run no case is missed"
+
+
+def test_a_run_of_all_takes_the_recorded_budgets_and_loses_no_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from penstock_bench import runner
+
+    record.write(tmp_path, "frontier", [made(budget_s=None), made(case="live=2 vs x", budget_s=120.0)])
+    record.write(tmp_path, "barrier", [made("barrier", quick=True, budget_s=7.0)])
+    record.write(tmp_path, "sequencer", [made("sequencer", budget_s=90.0), made("sequencer", "gone vs x")])
+    asked: dict[str, float | None] = {}
+
+    def fake(bench: Any, options: Options) -> list[Line]:
+        asked[bench.name] = options.seconds
+        cases = ["live=1 vs x", "live=2 vs x"] if bench.name == "frontier" else ["live=1 vs x"]
+        return [
+            made(bench.name, case, commit="c0ffee", quick=options.quick, budget_s=options.seconds) for case in cases
+        ]
+
+    monkeypatch.setattr(runner, "_in_child", fake)
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
+    arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert {name: budget for name, budget in asked.items() if budget} == {"frontier": 120.0, "sequencer": 90.0}
+    assert len(asked) == len(BENCHES) and "(gone vs x)" in errors and "failed: sequencer;" in errors
+    asked.clear()
+    assert main([*arguments, "--fewer"]) == 0
+    assert asked == {"sequencer": 90.0}, "the others are recorded"
+    asked.clear()
+    assert main([*arguments, "--seconds", "5"]) == 0
+    assert set(asked.values()) == {5.0}
 
 
 def test_the_folder_that_cargo_builds_in_is_relative_to_where_cargo_runs(
@@ -1373,66 +1548,3 @@ def test_a_bench_on_spark_tells_the_settings_that_it_makes() -> None:
     assert {"spark.sql.streaming.noDataMicroBatches.enabled", "spark.sql.streaming.pollingDelay"} <= set(told)
     assert "spark.driver.memory" in told and not any("/" in value for value in told.values())
     assert "settings\nare its defaults" not in str(foreach_batch_count.__doc__)
-
-
-def test_a_run_with_fewer_cases_does_not_replace_a_fuller_one_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is kept beside; cases whose names hold what a run finds are the same cases."""
-    full = [made(case=case) for case in ("a vs x", "a vs x", "b vs Pool.imap, chunk 8 by hand", "c vs timely 0.31")]
-    record.write(tmp_path, "frontier", full)
-    before = (tmp_path / "frontier.jsonl").read_text()
-    again = [made(case=case) for case in ("b vs Pool.imap, chunk 64 by hand", "a vs x", "c vs timely 0.32.1", "d vs x")]
-    with pytest.raises(
-        ConfigError, match=r"holds cases that this run has not \(a vs x\): .* frontier\.jsonl\.fewer; .*--fewer"
-    ):
-        record.write(tmp_path, "frontier", again)
-    assert (tmp_path / "frontier.jsonl").read_text() == before
-    assert [json.loads(text)["case"] for text in (tmp_path / "frontier.jsonl.fewer").read_text().splitlines()] == [
-        one["case"] for one in again
-    ]
-    with pytest.raises(ConfigError, match=r"\(a vs x; a vs x; b vs .*; c vs timely 0\.31\)"):
-        record.write(tmp_path, "frontier", [])
-    monkeypatch.setattr("penstock_bench.runner.run", lambda bench, options, emit, tell: emit(made(case="a vs x")))
-    arguments = ["bench", "frontier", "--json", "--record", str(tmp_path)]
-    assert main(arguments) == 1
-    assert "cases that this run has not" in capsys.readouterr().err
-    assert main([*arguments, "--fewer"]) == 0
-    assert [one["case"] for one in record.read(tmp_path, "frontier")] == ["a vs x"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
-    record.write(tmp_path, "barrier", [made("barrier", "a vs x", quick=True), made("barrier", "b vs x", quick=True)])
-    record.write(tmp_path, "barrier", [made("barrier", "c vs x")])
-    assert len(record.read(tmp_path, "barrier")) == 1, "of a quick run no case is missed"
-
-
-def test_a_run_of_all_takes_the_recorded_budgets_and_loses_no_case(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from penstock_bench import runner
-
-    record.write(tmp_path, "frontier", [made(budget_s=None), made(case="live=2 vs x", budget_s=120.0)])
-    record.write(tmp_path, "barrier", [made("barrier", quick=True, budget_s=7.0)])
-    record.write(tmp_path, "sequencer", [made("sequencer", budget_s=90.0), made("sequencer", "gone vs x")])
-    asked: dict[str, float | None] = {}
-
-    def fake(bench: Any, options: Options) -> list[Line]:
-        asked[bench.name] = options.seconds
-        cases = ["live=1 vs x", "live=2 vs x"] if bench.name == "frontier" else ["live=1 vs x"]
-        return [
-            made(bench.name, case, commit="c0ffee", quick=options.quick, budget_s=options.seconds) for case in cases
-        ]
-
-    monkeypatch.setattr(runner, "_in_child", fake)
-    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
-    monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
-    arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
-    assert main(arguments) == 1
-    errors = capsys.readouterr().err
-    assert {name: budget for name, budget in asked.items() if budget} == {"frontier": 120.0, "sequencer": 90.0}
-    assert len(asked) == len(BENCHES) and "(gone vs x)" in errors and "failed: sequencer;" in errors
-    asked.clear()
-    assert main([*arguments, "--fewer"]) == 0
-    assert asked == {"sequencer": 90.0}, "the others are recorded"
-    asked.clear()
-    assert main([*arguments, "--seconds", "5"]) == 0
-    assert set(asked.values()) == {5.0}

@@ -2,9 +2,10 @@
 
 Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first, or the line says
 that one ran after the other and has no ratios of pairs; a ratio above 1 means that ours is better by that factor;
-`ours` and `peer` are medians and `ratio` is their quotient, None where ``no_ratio`` of the conditions says why
-(migrations that are not above rest); a pair from which the machine's host took CPU is repeated while there is time, and
-a line that has one is marked. The twin of ``benches/rust/src/harness.rs``.
+`ours` and `peer` are medians and `ratio` is their quotient, or the median of the pairs where ``ratio_of`` of the
+conditions says so, or None where ``no_ratio`` says why (migrations that are not above rest); a pair from which the
+machine's host took CPU is repeated while there is time, and a line that has one is marked. The twin of
+``benches/rust/src/harness.rs``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock_bench import machine
 __all__ = [
     "LEAST",
     "ONE_AFTER_THE_OTHER",
+    "PAIRS",
     "Better",
     "Emit",
     "Line",
@@ -44,6 +46,8 @@ Tell = Callable[[str], None]
 LEAST, MOST = 3, 201
 #: Condition `sides` of lines whose sides did not run in turn.
 ONE_AFTER_THE_OTHER = "one after the other"
+#: Condition `ratio_of` of lines whose pairs are of different work, so that medians over them are not comparable.
+PAIRS = "pairs"
 #: When a quick bench has to come to its end, seconds after it began.
 QUICK_S = 38.0
 

@@ -33,8 +33,6 @@ __all__ = ["run", "run_all"]
 
 #: What a result has, in the order in which people read it, beside the conditions.
 _KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range")
-#: Behind a commit whose files are others by now, and behind one from which the native module was not built.
-_CHANGED, _OTHER_MODULE = "-changed", "-other-module"
 #: Seconds after which a bench of a run of all is given up, and how many more for each second of a budget that is asked
 #: for: some hold theirs for a part of what they do.
 LIMIT_S, LIMIT_PER_S = 900.0, 3.0
@@ -69,7 +67,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
         about = _about() | {"pinned": cpus}
         if bench.kind != "core" and about["commit"] is not None and not _module_is_of_this_code():
             tell("the native module was built from other code than that of this checkout: make release, then again")
-            about["commit"] += _OTHER_MODULE
+            about["commit"] += record.OTHER_MODULE
 
         def with_more(line: Line) -> None:
             conditions = line["conditions"] | about | {"budget_s": options.seconds, "at": _now()}
@@ -200,7 +198,7 @@ def _interrupted_by_all() -> Iterator[None]:
 
 def _same(line: Line, commit: str | None, options: Options) -> bool:
     """Whether a recorded line is what a run would measure now: same code, built the same way, for the same time."""
-    if commit is None or commit.endswith(_CHANGED):
+    if commit is None or commit.endswith(record.CHANGED):
         return False  # one of another module is never that of now
     conditions = line["conditions"]
     # Lines of the core's program, which Spark's benches may have too, name its compiler.
@@ -223,7 +221,7 @@ def _about() -> dict[str, Any]:
     )
     if told.returncode != 0 or changed.returncode != 0:
         return {"commit": None}
-    return {"commit": told.stdout.strip() + (_CHANGED if changed.stdout.strip() else "")}
+    return {"commit": told.stdout.strip() + (record.CHANGED if changed.stdout.strip() else "")}
 
 
 def _module_is_of_this_code() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.report._timeline import figure_text
@@ -12,7 +14,10 @@ from penstock_bench.targets import judge
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["figure", "ratio", "table"]
+__all__ = ["figure", "names", "ratio", "table"]
+
+#: Conditions that tell cases of one name apart.
+_TELLING = ("edges", "sweep")
 
 
 def table(name: str, lines: list[Line]) -> Table:
@@ -24,12 +29,12 @@ def table(name: str, lines: list[Line]) -> Table:
     made.add_column("case", overflow="fold")
     for title in ("ours", "peer", "unit", "ratio", "target"):
         made.add_column(title, justify="left" if title in ("unit", "target") else "right", no_wrap=True)
-    for line in lines:
+    for line, case in zip(lines, names(lines), strict=True):
         judged = judge(line)
         good = all(verdict != "missed" for _, verdict in judged) if judged else (line["ratio"] or 1.0) >= 1
         target = "; ".join(f"{goal.wanted} {verdict}" for goal, verdict in judged)
         made.add_row(
-            line["case"],
+            case,
             figure(line["ours"]),
             figure(line["peer"]),
             line["unit"],
@@ -44,6 +49,31 @@ def table(name: str, lines: list[Line]) -> Table:
         taken = f" and the host of this machine took up to {stolen:.2f}" if stolen else ""
         made.caption = f"others used up to {foreign:.2f} CPUs meanwhile{taken}: repeat it on a quiet machine"
         made.caption_justify = "left"
+    return made
+
+
+def names(lines: Sequence[Line]) -> list[str]:
+    """What the cases are called: those of one name by what tells them apart, too.
+
+    Examples
+    --------
+    >>> names([{"case": "a", "conditions": {"edges": 1200}}, {"case": "a", "conditions": {"edges": 7}}])
+    ['a (edges 1,200)', 'a (edges 7)']
+    """
+    often = Counter(line["case"] for line in lines)
+    made = []
+    for at, line in enumerate(lines):
+        case = line["case"]
+        if often[case] > 1:
+            same = [one["conditions"] for one in lines if one["case"] == case]
+            # None may lack it, and no two be equal.
+            telling = (key for key in _TELLING if len({one.get(key) for one in same} - {None}) == len(same))
+            if (key := next(telling, None)) is not None:
+                value = line["conditions"][key]
+                case += f" ({key} {value if isinstance(value, str) else f'{value:,}'})"
+            else:
+                case += f" ({1 + sum(one['case'] == line['case'] for one in lines[:at])} of {len(same)})"
+        made.append(case)
     return made
 
 
