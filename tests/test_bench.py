@@ -319,6 +319,38 @@ def test_what_asks_a_run_of_all_to_end_ends_its_bench(
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize(
+    ("number", "heard"),
+    [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGHUP, True)],
+)
+def test_what_asks_to_end_while_a_bench_starts_leaves_no_bench(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, heard: bool
+) -> None:
+    """Also where nobody hears Ctrl-C, as in the background of a shell."""
+    from penstock_bench import runner
+
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def asked(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(["sleep", "600"], **options))
+        signal.raise_signal(number)
+        return started[0]
+
+    monkeypatch.setattr(runner.subprocess, "Popen", asked)
+    before = signal.getsignal(signal.SIGINT)
+    if not heard:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt), runner._interrupted_by_all():
+            runner._in_child(find("frontier"), Options())
+        assert started[0].poll() is not None
+    finally:
+        signal.signal(signal.SIGINT, before)
+        started[0].kill()
+        started[0].wait()
+
+
 def test_a_bench_that_takes_too_long_and_does_not_hear_is_killed_with_all_of_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from penstock import _native
@@ -151,16 +152,17 @@ def _in_child(bench: Bench, options: Options) -> list[Line]:
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
     limit = LIMIT_S + LIMIT_PER_S * (options.seconds or 0.0)
-    # In a session of its own, so that Ctrl-C comes through us, and once.
-    with interrupt_later():  # or it would be started and known to nobody
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child = None
     try:
+        # In a session of its own, so that Ctrl-C comes through us, and once.
+        with interrupt_later():  # or it would be started and known to nobody
+            child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         out, _ = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        _end(child)
-        raise EngineError(f"{bench.name} did not end within {limit:g} s and is not recorded") from None
-    except BaseException:
-        _end(child)
+    except BaseException as error:
+        if child is not None:
+            _end(child)
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise EngineError(f"{bench.name} did not end within {limit:g} s and is not recorded") from None
         raise
     if child.returncode != 0:
         raise EngineError(f"{bench.name} failed with exit status {child.returncode} and is not recorded")
@@ -187,8 +189,12 @@ def _interrupted_by_all() -> Iterator[None]:
         yield
         return
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # As Ctrl-C, also where it is held back; where nobody hears that, as in the background of a shell, at once.
+        if callable(handler := signal.getsignal(signal.SIGINT)):
+            handler(number, frame)
+        else:
+            raise KeyboardInterrupt
 
     with contextlib.ExitStack() as restore:
         for number in (signal.SIGTERM, signal.SIGHUP):
