@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pandas as pd
 import pyarrow as pa
@@ -234,6 +235,7 @@ class Held:
         return {k: entry[0] for bin in self.bins for k, entry in bin.items() if entry[0] is not None}
 
 
+@mock.patch("penstock._functions.timed._FEW", 0)  # indexes are made anew as soon as most of one counts no more
 @settings(deadline=None, max_examples=examples(150))
 @given(epochs_of_a_stream, st.sampled_from([None, "event", "processing"]), st.lists(st.integers(0, 7), max_size=8))
 def test_is_undone_moved_recorded_and_restored(
@@ -282,6 +284,53 @@ def test_is_undone_moved_recorded_and_restored(
     assert not any(map(len, held.bins)), "what has expired or ended has tombstones"
     # The end is told once.
     assert held.call.end_epoch(held.bins, END_US, END_US, 9_999) == []
+
+
+def timed(step: Callable[..., Any], **options: Any) -> tuple[Any, TimedBin]:
+    """The call of a step over ``k`` and ``ts``, and a bin for it."""
+    keyed = pk.Flow(SCHEMA, event_time="ts").key_by("k")
+    _, calls = keyed.stateful_map(step, schema="k bigint", columns=["k", "ts"], **options).to_plan(streaming=True)
+    call: Any = bind(calls[0])
+    return call, call.new_state()
+
+
+@pytest.mark.parametrize("ttl_time", ["event", "processing"])
+def test_keys_that_are_forgotten_leave_nothing_for_the_ttl(ttl_time: str) -> None:
+    def step(state: Any, k: int, ts: int) -> Any:
+        return None if state else [ts], None
+
+    call, bin = timed(step, ttl="1d", ttl_time=ttl_time)
+    kept = list(range(-10, 0))
+    for epoch in range(50):
+        keys = kept * (epoch == 0) + [key for k in range(epoch * 20, epoch * 20 + 20) for key in (k, k)]
+        times = [epoch * 1_000] * len(keys)
+        call.apply([bin], [len(keys)], keys, [keys, times, times][: len(call.columns)])
+        call.end_epoch([bin], None, epoch * 1_000_000, epoch * 1_000)
+        assert len(bin._queued) == len(kept) and len(bin._expiring or ()) <= 2 * len(kept) + 100
+    # Those that stay are over when they were before.
+    for after_ms, left in ((86_399_999, kept), (86_400_000, [])):
+        call.end_epoch([bin], 0, after_ms * 1_000, after_ms)
+        assert [key for key, _ in bin.items()] == left
+
+
+def test_timers_that_fire_before_another_leave_nothing_until_that_one() -> None:
+    fired: list[tuple[int, str]] = []
+
+    def step(state: Any, k: int, ts: int) -> Any:
+        return 1, None, [(ts + 1, "near"), *([] if state else [(1_000_000, "far")])]
+
+    def on_timer(state: Any, time: int, value: str, k: int) -> Any:
+        fired.append((time, value))
+        return state, None
+
+    call, bin = timed(step, on_timer=on_timer)
+    for ts in range(0, 5_000, 10):
+        call.apply([bin], [2], [1, 2], [[1, 2], [ts, ts]])
+        call.end_epoch([bin], None, (ts + 5) * 1_000, 0)
+        assert len(bin._timers or ()) <= 2 * 2 + 64
+    assert fired == [(ts + 1, "near") for ts in range(0, 5_000, 10) for _ in (1, 2)]
+    call.end_epoch([bin], 0, 1_000_001_000, 0)
+    assert fired[-3:] == [(4_991, "near"), (1_000_000, "far"), (1_000_000, "far")]
 
 
 def test_rows_that_wait_move_with_the_nan_and_the_zero_that_rows_bring() -> None:

@@ -19,9 +19,9 @@ ends with. *In processing time* an epoch has one clock, fixed by the host and th
 same when it is repeated or undone; a state is gone in the first epoch whose clock is `ttl` or more behind that of its
 last one. A batch job has no clock: nothing expires by processing time there.
 
-Invariants: what is due is in `states` alone, entry by entry; heaps are an index of it, made anew after a move, an undo
-or a restore, whose items count while the entry says so. A key that is dropped is in the journal like one that is
-changed, so files have a tombstone for it.
+Invariants: what is due is in `states` alone, entry by entry; heaps are an index of it, whose items count while the
+entry says so, made anew after a move, an undo or a restore, and where most of them count no more. A key that is dropped
+is in the journal like one that is changed, so files have a tombstone for it.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ from penstock._sides import Side
 __all__ = ["TimedBin", "TimedCall"]
 
 _WAITING: Final = 2
+#: So many items of an index that count no more are not worth making it anew.
+_FEW: Final = 64
 #: The watermark at the end of input, microseconds.
 _END_US: Final = (1 << 63) - 1
 #: Times beyond are none, as in the native part.
@@ -116,9 +118,11 @@ class TimedBin(BinState):
         self, key: Any, state: Any, used: int | None, timers: list[tuple[int, int, Any]], ttl_us: int | None
     ) -> None:
         """Set what a call has left of a key that was noted."""
-        if state is None and not timers:
-            self.states.pop(key, None)
-            return
+        if state is None:
+            self._queued.pop(key, None)
+            if not timers:
+                self.states.pop(key, None)
+                return
         self.states[key] = (state, None if state is None else used, timers)
         if ttl_us is not None and state is not None and self._expiring is not None:
             self._queue(key, used, ttl_us)
@@ -134,8 +138,11 @@ class TimedBin(BinState):
         """Index the earliest timer of a key, after they have changed."""
         entry = self.states.get(key)
         if entry is not None and entry[2]:
+            timers = self._made()
             self._order += 1
-            heapq.heappush(self._made(), (entry[2][0][0], self._order, key))
+            heapq.heappush(timers, (entry[2][0][0], self._order, key))
+            if len(timers) > 2 * len(self.states) + _FEW:
+                self._timers = None  # a timer that one before it has fired stands there for each of these
 
     def due(self, limit_us: int) -> Any | None:
         """The key of the earliest timer, in a tuple, where that is before `limit_us`."""
@@ -193,6 +200,10 @@ class TimedBin(BinState):
             self._order += 1
             self._queued[key] = at
             heapq.heappush(self._expiring, (at, self._order, key))
+            if len(self._expiring) > 2 * len(self._queued) + _FEW:
+                # Most are of states that were forgotten. In place: who takes from it goes on with it.
+                self._expiring[:] = [(at, number, key) for number, (key, at) in enumerate(self._queued.items())]
+                heapq.heapify(self._expiring)
 
     def rollback(self) -> None:
         super().rollback()
