@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -255,6 +256,7 @@ class Held:
 in_time = st.tuples(st.integers(0, 3), st.just(0.5), st.integers(0, 40), st.integers(0, 9))
 
 
+@mock.patch("penstock._functions.aggregating._FEW", 0)  # the index is looked through as soon as most of it is no more
 @settings(deadline=None, max_examples=examples(80))
 @given(
     st.lists(st.lists(in_time, max_size=6), min_size=1, max_size=6),
@@ -354,6 +356,18 @@ def test_a_window_that_closes_costs_no_look_at_the_others(monkeypatch: pytest.Mo
     assert len(looked) <= 2 * 20
     [(_, windows)] = held.bins[0].items()
     assert len(windows) == 480
+
+
+def test_sessions_that_grow_leave_nothing_for_their_gap() -> None:
+    held = Held(((100_000, 0), "final"))
+    for epoch in range(300):
+        held.rows([(key, 0.5, epoch, 1) for key in range(4)])
+        assert held.call.end_epoch(held.bins, None, epoch * 1_000, 0) == []
+        assert len(held.bins[0]._ends or ()) <= 2 * 4 + 130
+    [made] = held.call.end_epoch(held.bins, 0, 100_300_000, 0)
+    assert [(row["k"], row["window_start"], row["window_end"], row["n"]) for row in made.to_pylist()] == [
+        (key, 0, 100_299, 300) for key in range(4)
+    ]
 
 
 class Counted(pk.Aggregator):

@@ -15,8 +15,8 @@ At the end of an epoch windows come out whose end its watermark has reached (ses
 without windows the keys that the epoch touched ("update"), or all at the end of input ("final").
 
 Invariants: a window is named by its bounds as the event-time column counts. When a window is due follows from the
-states; the heap is an index of them, made anew after a move, an undo or a restore. Keys that an epoch has touched move
-with their bin until it ends.
+states; the heap is an index of them, made anew after a move, an undo or a restore, and of no more than about twice as
+many windows as there are. Keys that an epoch has touched move with their bin until it ends.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ _END_US: Final = (1 << 63) - 1
 #: States that are finished at once.
 _FINISH: Final = 8_192
 _WINDOW: Final = ("window_start", "window_end")
+#: So many windows that are no more are not worth looking through their index.
+_FEW: Final = 64
 
 #: Bounds of a window, as the event-time column counts; empty without windows.
 Window = tuple[int, ...]
@@ -63,7 +65,7 @@ class AggregateBin(BinState):
         Keys with rows in the epoch under way, in their order.
     """
 
-    __slots__ = ("_ends", "_order", "touched")
+    __slots__ = ("_ends", "_gone", "_order", "touched")
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +73,8 @@ class AggregateBin(BinState):
         #: End of a window, order, its key, the window; None when it is to be made anew. One that its key has no more
         #: (sessions that have become one) does not count.
         self._ends: list[tuple[int, int, Any, Window]] | None = []
+        #: How many there do not count.
+        self._gone = 0
         self._order = 0
 
     def keep(self, key: Any) -> None:
@@ -79,11 +83,19 @@ class AggregateBin(BinState):
             windows = self.states.get(key, MISSING)
             self.journal[key] = windows if windows is MISSING else copy_state(windows)
 
-    def open_window(self, window: Window, key: Any) -> None:
-        """Index a window that a key has from now on."""
-        if self._ends is not None:
-            self._order += 1
-            heapq.heappush(self._ends, (window[1], self._order, key, window))
+    def open_window(self, window: Window, key: Any, gone: int) -> None:
+        """Index a window that a key has from now on, in place of so many others."""
+        ends = self._ends
+        if ends is None:
+            return
+        self._order += 1
+        heapq.heappush(ends, (window[1], self._order, key, window))
+        self._gone += gone
+        if self._gone > len(ends) // 2 + _FEW:
+            # A session that grows with each block would leave them there for as long as its gap.
+            ends[:] = [item for item in ends if item[3] in self.states.get(item[2], ())]
+            heapq.heapify(ends)
+            self._gone = 0
 
     def closed(self, reached: Callable[[int], bool]) -> Iterator[tuple[Any, Window]]:
         """Keys and their windows that are over, in the order of their ends; who takes one forgets it."""
@@ -91,11 +103,13 @@ class AggregateBin(BinState):
             ends = ((window, key) for key, windows in self.states.items() for window in windows)
             self._ends = [(window[1], number, key, window) for number, (window, key) in enumerate(ends)]
             heapq.heapify(self._ends)
-            self._order = len(self._ends)
+            self._order, self._gone = len(self._ends), 0
         while self._ends and reached(self._ends[0][0]):
             _, _, key, window = heapq.heappop(self._ends)
             if window in self.states.get(key, ()):
                 yield key, window
+            else:
+                self._gone -= 1
 
     def rollback(self) -> None:
         super().rollback()
@@ -219,7 +233,7 @@ class AggregateCall:
             if self._sessions:
                 sessions[first:last] = [window]
             if window and window not in met:
-                bin.open_window(window, key)
+                bin.open_window(window, key, len(met))
             if self._updates:
                 bin.touched[key] = None
         if self._stopped():
