@@ -20,7 +20,7 @@ from examples_support import examples
 from penstock import _native
 from penstock._functions.calls import bind
 from penstock._functions.timed import TimedBin
-from penstock.errors import ConfigError, PlanError, StateError, UserFunctionError
+from penstock.errors import ConfigError, PlanError, SchemaError, StateError, UserFunctionError
 
 SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("v", pa.int64())])
 OUTPUT = "k bigint, why string, at bigint, total bigint"
@@ -429,6 +429,21 @@ def test_timers_that_cannot_be_told_are_refused_when_they_are_set() -> None:
 
 def plain(state: Any, *values: Any) -> Any:
     return state, None
+
+
+def test_the_least_of_nanoseconds_is_told_with_its_row() -> None:
+    kind = pa.timestamp("ns")
+    rows = pa.table({"k": ["a", "b", "c"], "ts": pa.array([-(2**63) + 1, None, -(2**63)], pa.int64()).cast(kind)})
+
+    def step(state: Any, v: str) -> Any:
+        return 1, (v,)
+
+    keyed = pk.Flow(rows.schema, event_time="ts").key_by("k")
+    flow = keyed.stateful_map(step, schema="k string", columns=["k"], ttl="1s")
+    assert flow.collect(rows[:2]).num_rows == 2
+    says = r"event time NaT in column 'ts' is out of range: Python has no such time\n  row: k='c'$"
+    with pytest.raises(SchemaError, match=says):
+        flow.collect(rows)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

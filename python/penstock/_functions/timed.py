@@ -49,6 +49,7 @@ from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
 from penstock._options import whole
 from penstock._sides import Side
+from penstock.errors import SchemaError
 
 __all__ = ["TimedBin", "TimedCall"]
 
@@ -399,10 +400,24 @@ class TimedCall:
         out.begin(step, keys, columns)
         for at, (key, values) in enumerate(zip(keys, rows, strict=True)):
             if times is not None:
-                now_us = None if times[at] is None else to_us(times[at])
+                now_us = None if times[at] is None else self._event_us(bin, times[at], key, values)
             self._call(bin, key, now_us, step, values, None, out, at)
             if stopped():
                 raise BrokenOff
+
+    def _event_us(self, bin: TimedBin, value: Any, key: Any, values: tuple[Any, ...]) -> int:
+        """When a row is."""
+        try:
+            return to_us(value)
+        except TypeError:
+            # The least of nanoseconds is pandas' NaT.
+            bin.taint()  # rows before it may have changed states
+            row = dict(zip(self.keys, self._parts(key), strict=True)) | dict(zip(self._names, values, strict=True))
+            shown = ", ".join(f"{name}={short(each)}" for name, each in row.items())
+            raise SchemaError(
+                f"{self.step}: event time {short(value)} in column {self.columns[-1]!r} is out of range: Python has no"
+                f" such time\n  row: {shown}"
+            ) from None
 
     def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: _Out) -> None:
         assert self._on_timer is not None
