@@ -24,6 +24,7 @@ mod own;
 mod panes;
 mod partition;
 mod record;
+mod room;
 mod row_format;
 mod running;
 mod session;

@@ -35,6 +35,7 @@ use crate::key::Keys;
 use crate::op::{Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
 use crate::panes::CHUNK_BYTES;
 use crate::record::Shape;
+use crate::room::spare;
 use crate::sorted::Sorted;
 use crate::state::sessions_of;
 use crate::window::{beyond, event_times};
@@ -258,6 +259,13 @@ impl Sessions {
         if self.ends.len() > 2 * self.keys.len() + 64 {
             let all = self.keys.iter().zip(0..).map(|(key, at)| Reverse((key.due, at)));
             self.ends = all.collect();
+        }
+        if let Some(room) = spare(self.keys.len(), self.keys.capacity()) {
+            self.keys.shrink_to(room);
+            let keys = &self.keys;
+            self.index.shrink_to(room, |at| spread(keys[*at as usize].hash));
+            self.ends.shrink_to(2 * room);
+            self.vacant = Vec::new();
         }
     }
 
@@ -584,7 +592,8 @@ impl Sessions {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes + 8 * self.index.capacity() + 16 * self.ends.capacity()
+        let room = (self.keys.capacity() - self.keys.len()) * size_of::<Key>() + 4 * self.vacant.capacity();
+        self.bytes + room + self.index.allocation_size() + 16 * self.ends.capacity()
     }
 
     /// Keys with open sessions.
@@ -882,6 +891,43 @@ mod tests {
             assert!(moved <= 40 * COUNT as usize, "{moved} sessions were moved where {COUNT} became one");
             assert_eq!(open(&sessions), BTreeMap::from([((0, 0), (COUNT * 10 - 10, 2 * COUNT as u64 - 1))]));
             check(&sessions);
+        }
+    }
+
+    #[test]
+    fn keys_that_have_gone_take_no_memory() {
+        const COUNT: u64 = 20_000;
+        let add = |sessions: &mut Sessions, keys: std::ops::Range<u64>, at: i64| {
+            for key in keys {
+                let name = (key, false, &key.to_le_bytes()[..]);
+                assert!(sessions.merge(name, (at, at), 0, (&[1], &Blobs::default())).is_ok());
+            }
+        };
+        let marks: [fn(&mut Sessions); 2] = [|_| (), Sessions::mark];
+        for mark in marks {
+            let mut sessions = sessions();
+            mark(&mut sessions);
+            add(&mut sessions, 0..COUNT, 0);
+            add(&mut sessions, COUNT..COUNT + 100, 100);
+            let most = sessions.bytes();
+            mark(&mut sessions);
+            let mut given = 0;
+            let mut fire = |sessions: &mut Sessions, watermark: i64| {
+                sessions.fire(watermark, |_, _| {
+                    given += 1;
+                    Ok(())
+                })
+            };
+            fire(&mut sessions, 50).unwrap();
+            // What was is known until it cannot come back.
+            sessions.settle();
+            check(&sessions);
+            assert_eq!((sessions.keys(), sessions.keys.len()), (100, 100));
+            assert!(sessions.keys.capacity() <= 1_000 && sessions.index.num_buckets() <= 1_000);
+            assert!(sessions.bytes() < most / 20, "{} of {most} bytes are left", sessions.bytes());
+            fire(&mut sessions, 200).unwrap();
+            assert!(sessions.is_empty() && given == COUNT + 100);
+            assert!(sessions.bytes() < most / 20, "{} of {most} bytes are left of nothing", sessions.bytes());
         }
     }
 

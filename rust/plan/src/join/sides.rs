@@ -30,6 +30,7 @@ use super::waiting::{Waiting, Waits};
 use crate::common::{Common, Lease, Lent, Shared};
 use crate::error::StateFault;
 use crate::panes::CHUNK_BYTES;
+use crate::room::spare;
 use crate::sorted::Sorted;
 use crate::spec::JoinHow;
 use crate::state::State;
@@ -39,7 +40,7 @@ const TAG: u8 = b'J';
 const VERSION: u8 = 1;
 /// Of the entries.
 const ENTRIES_VERSION: u8 = 1;
-/// Entries for which the log keeps its memory.
+/// Entries for which the log keeps its memory, and rows that go.
 const LOG_KEPT: usize = 1 << 10;
 /// Entries of `due` that are not worth being looked through.
 const LEAST_DUE: usize = 64;
@@ -1029,15 +1030,22 @@ impl Sides {
         if let Some(lease) = &self.lent {
             return lease.bytes();
         }
-        let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
-        let index = 20 * self.index.capacity() + self.due.bytes();
-        rows + index + self.waiting.bytes() + self.log.len() * size_of::<Logged>()
+        let rows = (self.rows + self.gone.capacity()) * size_of::<Row>() + self.arena.bytes();
+        let keys = self.keys.capacity() * size_of::<Key>() + self.index.allocation_size() + self.due.bytes();
+        rows + keys + self.waiting.bytes() + self.log.capacity() * size_of::<Logged>()
     }
 
-    /// Writes the bytes anew where most of them are of rows that have gone.
+    /// Writes the bytes anew where most of them are of rows that have gone, and gives back the room of keys that have.
     pub(crate) fn tidy(&mut self) {
+        if self.gone.capacity() > LOG_KEPT {
+            self.gone = Vec::new();
+        }
         if self.marked {
             return;
+        }
+        if let Some(room) = spare(self.keys.len(), self.keys.capacity()) {
+            self.keys.shrink_to(room);
+            self.index.shrink_to(room, |(hash, _)| *hash);
         }
         if self.rows == 0 && self.waiting.is_empty() {
             self.next = 0;
@@ -1594,6 +1602,52 @@ mod tests {
         let moved = MOVED.get().0 - before;
         assert_eq!((met, sides.rows), (COUNT / 2, COUNT as usize / 2 + 1));
         assert!(moved <= 4 * COUNT as usize, "{moved} rows were moved where half of {COUNT} go");
+    }
+
+    /// A row of each key, whose time is given.
+    fn add_keys(sides: &mut Sides, keys: Range<u64>, time: i64) {
+        for key in keys {
+            sides.add(0, (key, &key.to_le_bytes(), None), (time, None), &[0; 4], |_, _| {});
+        }
+    }
+
+    #[test]
+    fn keys_that_have_gone_take_no_memory() {
+        const COUNT: u64 = 20_000;
+        let marks: [fn(&mut Sides); 2] = [|_| (), Sides::mark];
+        for mark in marks {
+            let mut sides = Sides::new(7, Rules::new(JoinHow::Inner, Some((0, 5))));
+            mark(&mut sides);
+            add_keys(&mut sides, 0..COUNT, 0);
+            add_keys(&mut sides, COUNT..COUNT + 100, 100);
+            let most = sides.bytes();
+            assert!(most > COUNT as usize * size_of::<Key>());
+            mark(&mut sides);
+            assert!(fired(&mut sides, 50).is_empty());
+            // What was is known until it cannot come back.
+            sides.settle();
+            assert_eq!((sides.keys(), sides.rows), (100, 100));
+            assert!(sides.keys.capacity() <= 1_000 && sides.index.num_buckets() <= 1_000);
+            assert!(sides.bytes() < most / 50, "{} of {most} bytes are left", sides.bytes());
+            assert!((COUNT..COUNT + 100).all(|key| sides.find(key, &key.to_le_bytes()).is_some()));
+            assert!(fired(&mut sides, 200).is_empty() && sides.is_empty());
+            assert!(sides.bytes() < most / 50, "{} of {most} bytes are left of nothing", sides.bytes());
+        }
+    }
+
+    /// As many as went come again, in time.
+    #[test]
+    fn the_memory_of_keys_that_come_and_go_stays() {
+        let mut sides = Sides::new(7, Rules::new(JoinHow::Inner, Some((0, 5))));
+        let mut room = None;
+        for epoch in 0..40_u64 {
+            add_keys(&mut sides, epoch * 1_000..epoch * 1_000 + 1_000, epoch as i64 * 10);
+            assert!(fired(&mut sides, epoch as i64 * 10 - 4).is_empty());
+            assert!((1_000..=2_000).contains(&sides.keys()));
+            let now = (sides.keys.as_ptr(), sides.index.num_buckets());
+            assert!(epoch < 5 || room == Some(now), "at {epoch}");
+            room = Some(now);
+        }
     }
 
     /// A row for ever, and one of its key in each epoch: what is known of ends stays as large as what is kept.

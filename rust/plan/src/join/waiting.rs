@@ -9,6 +9,8 @@
 
 use std::convert::Infallible;
 
+use crate::room::spare;
+
 /// Bytes for which an empty one keeps its memory.
 const KEPT: usize = 1 << 20;
 /// Chains are a power of two, at least this.
@@ -186,6 +188,14 @@ impl Waiting {
             self.bytes.truncate(bytes);
             self.gone = 0;
             self.unchain();
+            if self.bytes() > KEPT
+                && let Some(room) = spare(kept, self.entries.capacity())
+            {
+                self.hashes.shrink_to(room);
+                self.entries.shrink_to(room);
+                self.bytes.shrink_to(2 * bytes);
+                self.chains = Vec::new();
+            }
         }
         done
     }
@@ -273,5 +283,20 @@ mod tests {
             waiting.clear();
             prop_assert!(waiting.is_empty() && waiting.times().is_none() && !waiting.has(0));
         }
+    }
+
+    #[test]
+    fn few_that_wait_on_take_no_memory_of_many_that_went() {
+        let mut waiting = Waiting::default();
+        for hash in 0..20_000 {
+            waiting.push(Waits { hash, name: b"name", time: 0, number: hash as u32, row: &[hash as u8; 100] });
+        }
+        let most = waiting.bytes();
+        assert!(waiting.has(7) && most > 2 * KEPT);
+        let Ok(()) = waiting.retain(|waits| Ok::<_, Infallible>(waits.hash % 2_000 == 0));
+        assert!(waiting.bytes() < most / 50, "{} of {most} bytes", waiting.bytes());
+        let left = all(&waiting, 0);
+        assert!((0..20_000).step_by(2_000).eq(left.iter().map(|row| row.0)) && left[1].4 == [2_000_u64 as u8; 100]);
+        assert!(waiting.has(4_000) && !waiting.has(7));
     }
 }
