@@ -189,6 +189,24 @@ def test_spark_types() -> None:
     assert spark_types(schema) == pa.schema({"a": pa.string(), "t": INSTANT, "n": pa.timestamp("us")})
 
 
+def test_an_extension_type_is_to_spark_what_it_is_stored_as() -> None:
+    own = pa.schema({"u": pa.uuid(), "f": pa.fixed_shape_tensor(pa.float32(), [2])})
+    assert to_ddl(own) == "`u` binary, `f` array<float>"
+    floats = pa.FixedSizeListArray.from_arrays(pa.array([0.5, 1.5, 2.5, 3.5], pa.float32()), 2)
+    uuids = pa.array([b"a" * 16, None], pa.uuid())
+    batch = pa.record_batch([uuids, pa.ExtensionArray.from_storage(own.field("f").type, floats)], schema=own)
+    there = conform(batch, spark_types(own))
+    assert there.schema == spark_types(own)
+    assert there.to_pydict() == {"u": [b"a" * 16, None], "f": [[0.5, 1.5], [2.5, 3.5]]}
+    assert conform(there, own).equals(batch) and conform(there, own).schema == own
+    with pytest.raises(SchemaError, match="cannot become"):
+        conform(pa.record_batch({"u": [b"short"]}), pa.schema({"u": pa.uuid()}))
+    with pytest.raises(SchemaError, match="column 'u' is string, expected"):
+        conform(pa.record_batch({"u": ["a" * 16]}), pa.schema({"u": pa.uuid()}))
+    with pytest.raises(SchemaError, match="column 'u' is uint8, for which Spark has no type"):
+        to_ddl(pa.schema({"u": pa.opaque(pa.uint8(), "type", "vendor")}))
+
+
 def test_conform_takes_columns_by_name_and_shares_them() -> None:
     batch = pa.record_batch({"x": [1, 2], "y": ["a", "b"], "z": [True, False]})
     fitted = conform(batch, parse_ddl("y string, x bigint"))

@@ -193,7 +193,7 @@ def to_ddl(schema: pa.Schema) -> str:
     >>> to_ddl(pa.schema({"word": pa.string(), "count": pa.int64()}))
     '`word` string, `count` bigint'
     """
-    return ", ".join(_ddl_field(field, " ") for field in schema)
+    return ", ".join(_ddl_field(field.with_type(_stored(field.type)), " ") for field in schema)
 
 
 def spark_types(schema: pa.Schema) -> pa.Schema:
@@ -251,7 +251,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     Cost: one pass over a column whose type differs. Of others nothing per row, but that the nulls inside of nested ones
     are counted where there must be none.
     Accepted: any change of width or unit that keeps every value (checked), dictionaries with any indices or none and
-    views in place of one another, another time zone of an instant. Refused: text to number, an instant to a
+    views in place of one another, another time zone of an instant, an extension type and what it is stored as in place
+    of one another. Refused: text to number, an instant to a
     wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
     Doubles become floats as in Spark: the nearest one, refused where that is infinite.
 
@@ -367,6 +368,10 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     have, want = column.type, field.type
     if have.equals(want):
         return column
+    if isinstance(have, pa.BaseExtensionType) is not isinstance(want, pa.BaseExtensionType):
+        bare = column.storage if isinstance(have, pa.BaseExtensionType) else column
+        made = _cast(bare, field.with_type(_stored(want)), what)
+        return made if made.type.equals(want) else pa.ExtensionArray.from_storage(want, made)
     if not _family_fits(have, want):
         zones = pa.types.is_timestamp(have) and pa.types.is_timestamp(want) and (have.tz is None) != (want.tz is None)
         # In DDL the shorter name is the one of times with a zone.
@@ -403,6 +408,10 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
             " cast it before"
         )
     return made
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _decoded_type(kind: pa.DataType) -> pa.DataType:
