@@ -216,6 +216,31 @@ def test_distinct_gives_each_combination_once() -> None:
     assert counts == {k: len({row["ts"] for row in ROWS if row["k"] == k}) for k in ("ann", "bob", "cy", None)}
 
 
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s"), pk.session("1s")])
+def test_values_of_extension_types_are_of_that_type(window: pk.Window | None) -> None:
+    uuids = [b"b" * 16, b"a" * 16, None]
+    rows = pa.table({"u": pa.array(uuids, pa.uuid()), "t": [1, 2, 3]})
+    flow = pk.Flow(rows.schema, event_time="t")
+    flow = flow if window is None else flow.window(window)
+    gives = {"min": pk.min("u"), "first": pk.first("u"), "max": pk.max("u"), "last": pk.last("u")}
+    flow = flow.agg(**gives, early=pk.min_by("u", by="t"), late=pk.max_by("u", by="t"), n=pk.count("u"))
+    out = flow.collect(rows)
+    names = [*gives, "early", "late"]
+    assert out.schema == flow.output_schema and {out.schema.field(name).type for name in names} == {pa.uuid()}
+    stored = [[one for part in out[name].chunks for one in part.storage.to_pylist()] for name in names]
+    assert stored == [[uuids[at]] for at in (1, 0, 0, 2, 0, 2)] and out["n"].to_pylist() == [2]
+
+
+@pytest.mark.parametrize("window", [None, pk.tumbling("1s")])
+def test_a_value_of_an_extension_type_goes_to_spark_as_it_is_stored(window: pk.Window | None) -> None:
+    flow = pk.Flow(pa.schema({"u": pa.uuid(), "t": pa.int64()}), event_time="t")
+    flow = (flow if window is None else flow.window(window)).agg(m=pk.min("u"))
+    assert flow.output_ddl.endswith("`m` binary")
+    rows = pa.record_batch({"u": [b"b" * 16, b"a" * 16], "t": [1, 2]})
+    out = list(flow.map_in_arrow(per_partition=True)(iter([rows])))
+    assert [row["m"] for batch in out for row in batch.to_pylist()] == [b"a" * 16]
+
+
 def test_every_nan_is_above_all_numbers() -> None:
     """Also one with a sign, as 0 / 0 gives it on some processors, and of half floats."""
     signed = struct.unpack("<d", struct.pack("<Q", 0xFFF8 << 48))[0]

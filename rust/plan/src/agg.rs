@@ -20,7 +20,8 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_row::{RowConverter, SortField};
-use arrow_schema::{ArrowError, DataType};
+use arrow_schema::extension::{EXTENSION_TYPE_METADATA_KEY, EXTENSION_TYPE_NAME_KEY};
+use arrow_schema::{ArrowError, DataType, Field, Metadata};
 
 use crate::acc::{Input, Kind, decimals};
 use crate::bytes::{ByteColumn, byte_array};
@@ -167,6 +168,11 @@ impl Function {
         matches!(self, Self::First | Self::Last)
     }
 
+    /// Whether what it gives is a value of the column.
+    fn gives_a_value(self) -> bool {
+        matches!(self, Self::Min | Self::Max) || self.reads_two()
+    }
+
     /// Whether its value is never null.
     pub(crate) fn is_count(self) -> bool {
         matches!(self, Self::Count | Self::CountDistinct | Self::ApproxCountDistinct { .. })
@@ -210,6 +216,8 @@ pub struct Aggregate {
     pub by: Option<(usize, DataType)>,
     /// Type of the output column.
     pub output: DataType,
+    /// What makes it an extension type, as the input column's.
+    pub(crate) extension: Metadata,
     pub(crate) kind: Kind,
 }
 
@@ -305,8 +313,24 @@ impl Aggregate {
             input: column.map(|(_, data_type)| data_type.clone()),
             by: by.map(|(at, data_type)| (at, data_type.clone())),
             output,
+            extension: Metadata::default(),
             kind,
         })
+    }
+
+    /// The same of a column of this field: a value of it is of its type, also where that is an extension type.
+    pub(crate) fn of(mut self, input: Option<&Field>) -> Self {
+        if let Some(input) = input.filter(|input| self.function.gives_a_value() && *input.data_type() == self.output) {
+            self.extension = input.metadata().clone();
+            self.extension
+                .retain(|name, _| [EXTENSION_TYPE_NAME_KEY, EXTENSION_TYPE_METADATA_KEY].contains(&name.as_str()));
+        }
+        self
+    }
+
+    /// The output column.
+    pub(crate) fn field(&self, nullable: bool) -> Field {
+        Field::new(&self.name, self.output.clone(), nullable).with_metadata(self.extension.clone())
     }
 }
 

@@ -213,14 +213,14 @@ fn time_of(event_time: &EventTime) -> SchemaRef {
 /// What an aggregate reads; a struct of two where it finds a value by another column.
 fn input(aggregate: &Aggregate) -> Field {
     let of = aggregate.input.clone().unwrap_or(DataType::Null);
-    let of = match &aggregate.by {
-        None => of,
+    let of = |name: &str| Field::new(name, of, true).with_metadata(aggregate.extension.clone());
+    match &aggregate.by {
+        None => of(&aggregate.name),
         Some((_, by)) => {
-            let both = [("value", of), ("by", by.clone())];
-            DataType::Struct(both.into_iter().map(|(name, of)| Field::new(name, of, true)).collect())
+            let both = [of("value"), Field::new("by", by.clone(), true)];
+            Field::new(&aggregate.name, DataType::Struct(both.into_iter().collect()), true)
         }
-    };
-    Field::new(&aggregate.name, of, true)
+    }
 }
 
 /// Functions and what they read, in words.
@@ -356,7 +356,7 @@ impl Kept {
             .into_iter()
             .flat_map(|time| [WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false)));
         let keys = self.keys.fields().iter().map(|field| field.as_ref().clone());
-        let values = aggregates.iter().map(|one| Field::new(&one.name, one.output.clone(), true));
+        let values = aggregates.iter().map(|one| one.field(true));
         Arc::new(Schema::new(bounds.chain(keys).chain(values).collect::<Vec<_>>()))
     }
 
@@ -452,13 +452,14 @@ fn resolved(functions: &[String], inputs: &Schema) -> Result<Vec<Aggregate>, Kep
         let function = Function::read(name).ok_or_else(|| unknown(name))?;
         let (of, by) = match input.data_type() {
             DataType::Struct(both) if function.reads_two() => match &both[..] {
-                [of, by] => (of.data_type(), Some((at, by.data_type()))),
+                [of, by] => (of, Some((at, by.data_type()))),
                 _ => return Err(unknown("a column and that by which its value is found")),
             },
-            one => (one, None),
+            _ => (input, None),
         };
-        let column = Some((at, of)).filter(|(_, of)| **of != DataType::Null);
-        Aggregate::resolve(input.name(), function, column, by).map_err(unknown)
+        let column = Some((at, of.data_type())).filter(|(_, of)| **of != DataType::Null);
+        let aggregate = Aggregate::resolve(input.name(), function, column, by).map_err(unknown)?;
+        Ok(aggregate.of(Some(of)))
     });
     aggregates.collect()
 }

@@ -956,11 +956,7 @@ impl Compiler {
             let data_type = plain_type(field.data_type()).clone();
             field.with_data_type(data_type)
         }));
-        fields.extend(
-            aggregates
-                .iter()
-                .map(|aggregate| Field::new(&aggregate.name, aggregate.output.clone(), !aggregate.function.is_count())),
-        );
+        fields.extend(aggregates.iter().map(|aggregate| aggregate.field(!aggregate.function.is_count())));
         let output: SchemaRef = Arc::new(Schema::new(fields));
         unique(&step, &output)?;
         let event_time = self.point.event_time.take();
@@ -1396,7 +1392,8 @@ fn aggregate(step: &StepName, point: &Point, agg: &AggSpec) -> Result<Aggregate,
     }
     let by = by.map(|at| (at, schema.field(at)));
     let types = (at.zip(field.map(Field::data_type)), by.map(|(at, field)| (at, field.data_type())));
-    Aggregate::resolve(&agg.name, function, types.0, types.1).map_err(|need| {
+    let found = Aggregate::resolve(&agg.name, function, types.0, types.1);
+    found.map(|aggregate| aggregate.of(field)).map_err(|need| {
         let wrong = if need.starts_with("the column by which") { by.map(|(_, field)| field) } else { field };
         wrong_type(step, wrong.expect("only columns have wrong types"), need)
     })

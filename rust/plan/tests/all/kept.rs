@@ -167,6 +167,39 @@ fn rows_are_those_of_the_operator_at_its_end() {
     }
 }
 
+/// A value of a column is of its type, also where that is one of those that only metadata tell.
+#[test]
+fn values_of_an_extension_type_are_of_that_type() {
+    let uuid = [("ARROW:extension:name", "arrow.uuid"), ("ARROW:extension:metadata", "")];
+    let column = Field::new("k", DataType::FixedSizeBinary(16), true).with_metadata(uuid);
+    let mut more = column.metadata().clone();
+    more.insert("PARQUET:field_id", "3");
+    let schema = Schema::new(vec![column.clone().with_metadata(more), Field::new("t", DataType::Int64, true)]);
+    let flow = |steps: &str| {
+        let source = format!(r#"{{"schema":"{}","event_time":"t"}}"#, schema_to_text(&Arc::new(schema.clone())));
+        Plan::from_json(&format!(r#"{{"version":2,"sources":[{source}],"steps":[{steps}]}}"#)).unwrap()
+    };
+    let values = r#"{"name":"a","fn":"min","column":"k"},{"name":"b","fn":"max","column":"k"},{"name":"c","fn":"first","column":"k"},{"name":"d","fn":"last","column":"k"},{"name":"e","fn":"min_by","column":"k","by":"t"},{"name":"f","fn":"max_by","column":"k","by":"t"}"#;
+    let others = r#"{"name":"n","fn":"count","column":"k"},{"name":"u","fn":"count_distinct","column":"k"}"#;
+    for window in [
+        "",
+        r#"{"op":"window","kind":"tumbling","size_us":10000},"#,
+        r#"{"op":"window","kind":"session","size_us":10000},"#,
+    ] {
+        let plan = flow(&format!(r#"{window}{{"op":"agg","aggs":[{values},{others}]}}"#));
+        let keyed = plan.keyed().next().unwrap();
+        let kept = Kept::from_json(&keyed.kept().to_json()).unwrap();
+        assert_eq!(kept, keyed.kept());
+        for schema in [keyed.output.clone(), kept.schema().unwrap()] {
+            for name in ["a", "b", "c", "d", "e", "f"] {
+                let field = schema.field_with_name(name).unwrap();
+                assert_eq!((field.data_type(), field.metadata()), (column.data_type(), column.metadata()), "{name}");
+            }
+            assert!(["n", "u"].iter().all(|name| schema.field_with_name(name).unwrap().metadata().is_empty()));
+        }
+    }
+}
+
 /// Found by fuzzing: rows in the format of `arrow-row` panicked when they were read, long after they had been taken. Checksums are right
 /// here, as in a file that somebody has made.
 #[test]
