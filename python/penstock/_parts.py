@@ -7,6 +7,7 @@ it was asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,8 +61,18 @@ class Parts:
     def within(self, coarse: Part) -> list[Part]:
         """The parts of a bin or part that is split, by hash; itself where it is whole."""
         prefix, bits = coarse
-        inside = [one for one in self.owner if one[1] >= bits and one[0] >> (one[1] - bits) == prefix]
-        return sorted(inside, key=lambda one: one[0] << (_MOST - one[1]))
+        above = ((prefix >> up, bits - up) in self.owner for up in range(1, bits - self.bits + 1))
+        if not self.owner or any(above):
+            return []  # part of one that is whole
+        found: list[Part] = []
+        looks = [coarse]
+        while looks:
+            prefix, bits = one = looks.pop()
+            if one in self.owner:
+                found.append(one)
+            else:
+                looks += [(prefix << 1 | 1, bits + 1), (prefix << 1, bits + 1)]
+        return found
 
     def parse(self, bins: Bins, what: str) -> list[Part]:
         """The bins that a user names.
@@ -75,7 +86,7 @@ class Parts:
             listed: list[Any] = [bins] if self._part(bins) is not None else list(bins)  # type: ignore[arg-type]
         except TypeError:
             listed = [bins]
-        found: list[Part] = []
+        found: dict[Part, None] = {}
         for named in listed:
             part = self._part(named)
             if part is None:
@@ -88,10 +99,10 @@ class Parts:
                 )
             if part in found:
                 raise ConfigError(f"{what}: bin {named!r} is named twice")
-            found.append(part)
+            found[part] = None
         if not found:
             raise ConfigError(f"{what}: no bin is named")
-        return found
+        return list(found)
 
     def _part(self, named: Any) -> Part | None:
         """A bin by its number, or a part by its prefix and the bits of that; None for anything else."""
@@ -137,7 +148,8 @@ class Parts:
                 why = "is not split" if one in self.owner else "is not there, or was named as part of another one"
                 raise ConfigError(f"merge: bin {one} {why}")
             workers = [self.owner[part] for part in parts]
-            home = max(sorted(set(workers)), key=workers.count)
+            has = Counter(workers)
+            home = max(sorted(has), key=has.__getitem__)
             moves += [(part, home) for part in parts]
             for part in parts:
                 del self.owner[part]
