@@ -24,6 +24,7 @@ import penstock.spark
 from interrupt_support import STORM, Interrupts, at_every_instruction, taken
 from penstock import ordered
 from penstock._durations import format_duration
+from penstock._local import LocalSession
 from penstock._mesh import alone
 from penstock.dataflow import Worker, run_here
 from penstock.ordered._driver import _open
@@ -223,6 +224,80 @@ def test_a_local_run_outlives_an_interrupt_at_any_instruction(make: Callable[[],
     expected = [rows(batch) for batch in flow.run(blocks(), streaming=True)]
     assert len(expected) == 3
     at_every_instruction(lambda: flow.run(blocks(), streaming=True), expected, stride=7, show=rows)
+
+
+ASKS: dict[str, tuple[bool, Callable[[Any], Any]]] = {
+    # Whether a bin is split before, and what is asked of a session whose bins 0 to 3 are at the workers 0, 1, 0, 1.
+    "moves": (False, lambda session: session.migrate(to=[1, 0, 1, 0])),
+    "moves of parts": (True, lambda session: session.migrate(to=[1, 0, 1, 0])),
+    "moves ahead": (False, lambda session: session.migrate(to=[1, 0, 1, 0], at_epoch=1)),
+    "a split": (False, lambda session: session.split(1)),
+    "a merge": (True, lambda session: session.merge(1)),
+    "a merge of parts that are apart": (True, lambda session: session.merge(1)),
+}
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_what_is_asked_of_a_session_is_known_wherever_an_interrupt_comes(name: str) -> None:
+    """It was ordered and not noted: what was asked for next then moved nothing, or the wrong bins."""
+    splits, ask = ASKS[name]
+    at, struck = 0, True
+    while struck:
+        with LocalSession(counting(), 2, bits=2, streaming=True) as session:
+            if splits:
+                session.split(1).wait(10)
+            session.migrate(to=[0, 1, 0, 1]).wait(10)
+            if "apart" in name:
+                session.migrate(moves={(3, 3): 0}).wait(10)
+            interrupts = Interrupts(at)
+            with contextlib.suppress(KeyboardInterrupt), interrupts.armed():
+                ask(session)
+            for _ in range(2):
+                session._native.push(pa.record_batch({"k": [1]}))
+                assert session._native.take(10.0) is not None
+            session.migrate(to=[1, 1, 0, 0]).wait(10)
+            assert {(row["prefix"] >> (row["bits"] - 2), row["worker"]) for row in session.bins().to_pylist()} == {
+                (0, 1), (1, 1), (2, 0), (3, 0)
+            }, (at, interrupts.places)  # fmt: skip
+            # What it is done to is there.
+            whole = session.bins().num_rows == 4
+            (session.split(1) if whole else session.merge(1)).wait(10)
+            assert (session.bins().num_rows == 4) is not whole, (at, interrupts.places)
+        struck, at = bool(interrupts.fired), at + (1 if interrupt_support.THINNED == 1 else 11)
+
+
+class Cancelling:
+    """The native side of a session that is interrupted as it has cancelled a migration."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def cancel_migration(self, handle: int) -> None:
+        self._native.cancel_migration(handle)
+        raise KeyboardInterrupt
+
+
+def test_a_migration_that_is_cancelled_is_known_where_an_interrupt_comes_behind_it() -> None:
+    with LocalSession(counting(), 2, bits=9, streaming=True) as session:
+        before = session.owners()[0]
+        there = [1 - worker for worker in before]
+        native, session._native = session._native, Cancelling(session._native)  # type: ignore[assignment]
+        # On a busy machine all may have moved before it is cancelled.
+        for _ in range(50):
+            cut = session.migrate(to=there, strategy="fluid")
+            with contextlib.suppress(KeyboardInterrupt):
+                cut.cancel()
+            moved = cut.wait(10).bins
+            assert session.migrate(to=there).wait(10).bins == len(there) - moved
+            assert session.owners() == [there]
+            if moved < len(there):
+                break
+            session.migrate(to=before).wait(10)
+        session._native = native
+    assert moved < len(there)
 
 
 def test_late_rows_are_taken_once_or_it_is_said() -> None:

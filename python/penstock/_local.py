@@ -60,6 +60,7 @@ from penstock._options import whole, yes_or_no
 from penstock._parts import Bins, Part, Parts, names_parts
 from penstock._pump import AHEAD, Fed, Feed, LateRows, LocalResults, Pump
 from penstock._rescale import LocalRescale
+from penstock._resume import caught
 from penstock._schema import conform
 from penstock._views import bytes_of
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -144,17 +145,17 @@ class LocalMigration:
     ----------
     session : LocalSession
         Where it runs.
-    handle : int
-        What the native side calls it.
     strategy : str
         As asked for.
     bins : int
         How many bins are to move.
+    handles : list of int, optional
+        What the native side calls it; without one it was not asked for yet, or in vain.
     """
 
-    def __init__(self, session: LocalSession, handle: int, strategy: str, bins: int) -> None:
+    def __init__(self, session: LocalSession, strategy: str, bins: int, handles: Sequence[int] = ()) -> None:
         self._session = session
-        self._handle = handle
+        self._handles = list(handles)
         self._bins = bins
         self._report = MigrationReport(strategy, time.time())
         self._ended = False
@@ -202,14 +203,16 @@ class LocalMigration:
     def cancel(self) -> None:
         """Begin no further step; the one under way is completed, and `wait` tells what was done."""
         if not self.done:
-            self._session._native.cancel_migration(self._handle)
-            self._session._owners = None  # where it leaves the bins is known when it has ended
+            # Where it leaves the bins is known when it has ended; also where an interrupt comes behind the call.
+            self._session._owners = None
+            self._session._native.cancel_migration(self._handles[0])
+            self._session._owners = None  # another thread may have asked meanwhile
 
     def _wait(self, seconds: float) -> bool:
-        if self._ended:
+        if self._ended or not self._handles:
             return True
         try:
-            told = self._session._native.wait_migration(self._handle, seconds)
+            told = self._session._native.wait_migration(self._handles[0], seconds)
         except EngineError as error:
             if self._session._closed and "LocalRun" in str(error):
                 error = EngineError("the session ended before this migration did: nothing moves any more")
@@ -444,7 +447,7 @@ class LocalSession:
         with self._moving:
             owners, doubtful = self._planned()
             if self._cut is not None:
-                return self._migrate_parts(to, moves, cut, epoch, doubtful)
+                return self._migrate_parts(to, moves, cut, epoch, len(owners), doubtful)
             if owners and to is None and moves is not None and names_parts(moves):
                 # All are whole, and named as parts are.
                 named = self._parts().moves(None, moves, self.workers)
@@ -453,55 +456,65 @@ class LocalSession:
             if epoch is not None:
                 # What moves until then is not known.
                 todo = wish.plan(owners, self.workers, bins, "this flow", range(bins))
-                handle = self._prepare(epoch, todo, cut)
-            else:
-                todo = wish.plan(owners, self.workers, bins, "this flow", doubtful)
-                handle = int(self._native.migrate(steps(owners, todo, cut), cut.max_pause_s, cut.drains))
-            migration = self._begin(handle, strategy, len(todo))
-            if epoch is not None:
-                self._prepared.append((migration, frozenset(number for number, _ in todo)))
-                return migration
-            self._going_to(migration, (number for number, _ in todo))
-            for number, worker in todo:
-                for op in owners:
-                    op[number] = worker
+                return self._prepare(epoch, todo, cut)
+            todo = wish.plan(owners, self.workers, bins, "this flow", doubtful)
+            planned = steps(owners, todo, cut)
+            with self._planning():
+                migration = self._move(planned, cut, todo)
+                for number, worker in todo:
+                    for op in owners:
+                        op[number] = worker
         return migration
 
-    def _prepare(self, epoch: int, moves: list[tuple[int, int]], cut: Cut) -> int:
-        size, pause = cut.batch_size, cut.max_pause_s
-        return int(self._native.prepare(epoch, moves, cut.strategy, size, pause, cut.drains))
+    def _prepare(self, epoch: int, moves: list[tuple[int, int]], cut: Cut) -> LocalMigration:
+        """Have bins move ahead of an epoch."""
+        migration = LocalMigration(self, cut.strategy, len(moves))
+        self._prepared.append((migration, frozenset(number for number, _ in moves)))
+        order = epoch, moves, cut.strategy, cut.batch_size, cut.max_pause_s, cut.drains
+        return self._begin(migration, self._native.prepare, *order)
 
-    def _begin(self, handle: int, strategy: str, bins: int) -> LocalMigration:
-        migration = LocalMigration(self, handle, strategy, bins)
+    def _move(
+        self, planned: Sequence[Sequence[tuple[int, int]]], cut: Cut, moves: Sequence[tuple[int, int]]
+    ) -> LocalMigration:
+        """Have bins move in these steps; remembers them until it has ended: cancelled, it leaves them anywhere."""
+        migration = LocalMigration(self, cut.strategy, len(moves))
+        moved = [(one, moving) for one, moving in self._moved if not one.done]
+        self._moved = [*moved, (migration, frozenset(number for number, _ in moves))]
+        return self._begin(migration, self._native.migrate, planned, cut.max_pause_s, cut.drains)
+
+    def _begin(self, migration: LocalMigration, call: Callable[..., int], *order: Any) -> LocalMigration:
+        """Ask the native side for a migration, which is remembered whatever interrupts that."""
         self._begun = [*(begun for begun in self._begun if not begun.done), migration]
+        caught(migration._handles, call, *order)
         return migration
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """While something is asked for and where the bins will be is noted: an interrupt between leaves that to be
+        asked; what is refused changes nothing."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except BaseException:
+            self._owners = None
+            raise
 
     def _migrate_parts(
-        self, to: Any, moves: Any, cut: Cut, epoch: int | None, doubtful: frozenset[int]
+        self, to: Any, moves: Any, cut: Cut, epoch: int | None, ops: int, doubtful: frozenset[int]
     ) -> LocalMigration:
         """As `migrate`, where bins are split: what is said of a bin is said of all its parts."""
         assert self._cut is not None
-        todo = self._cut.moves(to, moves, self.workers, len(self._owners or ()))
+        todo = self._cut.moves(to, moves, self.workers, ops)
         name = self._cut.number
-        handle: int
         if epoch is not None:
-            numbered = [(name(part), worker) for part, worker in todo]
-            handle = self._prepare(epoch, numbered, cut)
-            migration = self._begin(handle, cut.strategy, len(todo))
-            self._prepared.append((migration, frozenset(number for number, _ in numbered)))
-            return migration
+            return self._prepare(epoch, [(name(part), worker) for part, worker in todo], cut)
         todo = [(part, worker) for part, worker in todo if self._is_to_move(part, worker, doubtful)]
         planned = self._cut.steps(todo, cut)
-        handle = int(self._native.migrate(planned, cut.max_pause_s, cut.drains))
-        self._cut.owner.update(todo)
-        migration = self._begin(handle, cut.strategy, len(todo))
-        self._going_to(migration, (name(part) for part, _ in todo))
+        with self._planning():
+            migration = self._move(planned, cut, [(name(part), worker) for part, worker in todo])
+            self._cut.owner.update(todo)
         return migration
-
-    def _going_to(self, migration: LocalMigration, bins: Iterable[int]) -> None:
-        """Remember what moves until a migration has ended: cancelled, it leaves bins anywhere."""
-        self._moved = [(one, moving) for one, moving in self._moved if not one.done]
-        self._moved.append((migration, frozenset(bins)))
 
     def _is_to_move(self, part: Part, worker: int, doubtful: frozenset[int]) -> bool:
         """Whether a part may have to move, so that a worker has it."""
@@ -545,9 +558,14 @@ class LocalSession:
         with self._moving:
             plan = self._parts().copy()
             chosen = plan.split(bins, by)
-            handle = int(self._native.recut([(part, by) for part in chosen], []))
-            self._cut = plan
-            return self._begin(handle, "all-at-once", len(chosen))
+            with self._planning():
+                migration = self._recut([(part, by) for part in chosen], [])
+                self._cut = plan
+            return migration
+
+    def _recut(self, splits: list[tuple[Part, int]], merges: list[Part]) -> LocalMigration:
+        migration = LocalMigration(self, "all-at-once", len(splits) + len(merges))
+        return self._begin(migration, self._native.recut, splits, merges)
 
     def merge(self, bins: Bins) -> LocalMigration:
         """Make all parts of a bin, or of a part, one again.
@@ -575,18 +593,18 @@ class LocalSession:
             parts = self._parts()
             plan = parts.copy()
             chosen, moves = plan.merge(bins)
-            if moves:
-                _, doubtful = self._planned()
-                todo = [(part, to) for part, to in moves if self._is_to_move(part, to, doubtful)]
+            owners, doubtful = self._planned()
+            todo = [(part, to) for part, to in moves if self._is_to_move(part, to, doubtful)]
+            with self._planning():
                 if todo:
                     cut = Cut.of("matched", None, PAUSE_S)
-                    together = parts.steps(todo, cut)
-                    self._begin(int(self._native.migrate(together, cut.max_pause_s)), cut.strategy, len(todo))
-            handle = int(self._native.recut([], chosen))
-            self._cut = plan if plan.is_split else None
-            if self._cut is None:
-                self._owners = [plan.owners() for _ in self._owners or []]
-            return self._begin(handle, "all-at-once", len(chosen))
+                    self._move(parts.steps(todo, cut), cut, [(parts.number(part), to) for part, to in todo])
+                migration = self._recut([], chosen)
+                self._cut = plan if plan.is_split else None
+                if self._cut is None:
+                    for op in owners:
+                        op[:] = plan.owners()
+            return migration
 
     def bins(self) -> pa.Table:
         """All bins as they are now, parts among them.
@@ -699,19 +717,21 @@ class LocalSession:
 
     def _planned(self) -> tuple[list[list[int]], frozenset[int]]:
         """The worker of each bin once all that was asked for is done, and the bins that may be elsewhere."""
-        if self._owners is None or (self._prepared and all(migration.done for migration in self._begun)):
+        owners = self._owners  # who cancels a migration forgets them at any time
+        if owners is None or (self._prepared and all(migration.done for migration in self._begun)):
             waiting = [migration for migration, _ in self._prepared if not migration.done]
             for migration in self._begun:
                 if migration not in waiting:
                     follow(migration._wait, None, False, lambda: 0)
-            self._owners = self.owners()
-            told = self._native.bins()
+            owners, told = self.owners(), self._native.bins()
             split = bool(told) and len(told[0]) > 1 << self._bits
             owner = {(prefix, bits): worker for prefix, bits, worker in told[0]} if split else {}
             self._cut = Parts(self._bits, owner) if split else None
             self._prepared = [one for one in self._prepared if one[0] in waiting]
+            self._owners = owners  # the last: then all of it is known
         moved = [bins for migration, bins in self._moved if not migration.done]
-        return self._owners, frozenset(itertools.chain(*(bins for _, bins in self._prepared), *moved))
+        ahead = [bins for migration, bins in self._prepared if migration._handles]
+        return owners, frozenset(itertools.chain(*ahead, *moved))
 
     def stats(self) -> pa.Table:
         """The present figures of the workers, one row each.
@@ -822,7 +842,7 @@ class LocalSession:
         assert self._crew is not None
         cut = Cut.of("matched", None, max_pause_s)
         handle = self._crew.even_out(steps(self._told()["owners"], moves, cut), max_pause_s)
-        return LocalMigration(self, handle, cut.strategy, len(moves))
+        return LocalMigration(self, cut.strategy, len(moves), [handle])
 
     def _require_open(self) -> None:
         if self._closed:
