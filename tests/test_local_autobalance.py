@@ -20,7 +20,8 @@ from penstock import _native
 from penstock._autobalance import Autobalance, Rules
 from penstock._local import LocalSession
 from penstock._local_balance import Balanced
-from penstock.errors import ConfigError, EngineError
+from penstock._rescale import LocalRescale
+from penstock.errors import ConfigError, EngineError, WorkerLost
 
 COUNTS = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
 
@@ -320,6 +321,70 @@ def test_processes_are_evened_out_and_their_number_follows_the_load() -> None:
     assert (grown.workers, grown.needed) == (2, 2) and "1 workers become 2: the query keeps" in grown.why
     # Where this thread gives nothing for long, the run rests, and needs one.
     assert [look.workers for look in after] == ([1, 2] * len(after))[: len(after)], balance.looks
+
+
+class Rescaling:
+    """Of a session what a look needs while there is no state, with processes of which no more come up."""
+
+    def __init__(self, processes: int) -> None:
+        self.workers, self._last, self._crew = 1, None, self
+        self._native = self
+        self.is_rescaling, self.processes = False, list(range(processes))
+        self.asked: list[LocalRescale] = []
+
+    def bins(self) -> list[Any]:
+        return []
+
+    def _told(self) -> dict[str, Any]:
+        return {}
+
+    def rescale(self, workers: int) -> LocalRescale:
+        if workers > 100:
+            raise ConfigError(f"processes={workers}: too many open files")
+        self.asked.append(LocalRescale(workers, len(self.processes), lambda _: None, lambda _: None))
+        return self.asked[-1]
+
+
+def test_processes_that_do_not_come_up_are_told_of_once_and_not_asked_for_again_soon(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody heard of it, and the same was asked for at each look."""
+    session = Rescaling(2)
+    host = Balanced(session)
+    assert host.room(3) == 3
+    host.resize(3)
+    assert host.workers is None, "it is under way"
+    assert list(host.looked()) == [] and not caplog.records
+    session.asked[0]._over_with(2, WorkerLost("process 3 ended with exit code 1", process=3, exitcode=1))
+    assert host.workers == 2
+    host.looked()
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and record.name == "penstock._local_balance"
+    told = "balance cannot go from 2 processes to 3: WorkerLost: process 3 ended with exit code 1"
+    assert record.getMessage() == told
+    assert [host.room(workers) for workers in (1, 2, 3, 8)] == [1, 2, 2, 2]
+    # Some time later, once more; the same is not told twice.
+    monkeypatch.setattr("penstock._local_balance._AGAIN_S", 0.0)
+    for error in (WorkerLost("process 3 ended with exit code 1", process=3, exitcode=1), None):
+        host._short = 0.0
+        assert host.room(3) == 3
+        host.resize(3)
+        session.asked[-1]._over_with(2, error)
+        host.looked()
+    assert len(caplog.records) == 1 and host.room(3) == 3
+    # What is refused at once, too; and fewer are no reason to ask for no more.
+    monkeypatch.setattr("penstock._local_balance._AGAIN_S", 600.0)
+    host.resize(1)
+    session.asked[-1]._over_with(2, EngineError("they stay"))
+    host.looked()
+    assert host.room(3) == 3
+    with pytest.raises(ConfigError, match="open files"):
+        host.resize(101)
+    assert host.room(3) == 2
+    assert [record.getMessage()[:40] for record in caplog.records[1:]] == [
+        "balance cannot go from 2 processes to 1:",
+        "balance cannot go from 2 processes to 10",
+    ]
 
 
 def _slow(total: int | None, k: int) -> tuple[int, tuple[int, int]]:

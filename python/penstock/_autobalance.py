@@ -279,11 +279,16 @@ class Autobalance:
     """
 
     def __init__(
-        self, engine: Host, rules: Rules, name: str, room: Callable[[int], int] = lambda workers: workers
+        self,
+        engine: Host,
+        rules: Rules,
+        name: str,
+        room: Callable[[int], int] = lambda workers: workers,
+        short: Callable[[int], str] = "task slots for {} cannot be had now".format,
     ) -> None:
         self._engine = engine
-        #: The number of workers that can be had now on the way to a larger one.
-        self._room = room
+        #: The number of workers that can be had now on the way to a larger one, and why that cannot be had.
+        self._room, self._short = room, short
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
         #: Moves of queries that are under way from an earlier look, with the time until which they may be.
@@ -454,7 +459,7 @@ class Autobalance:
         because = f"{queries} {load:.2f} busy, each may be for {_BUSY:.0%}, {allowed[0]} to {allowed[1]} are allowed"
         wanted, workers = workers, self._room(workers)
         if workers == there:
-            return needed, None, f"; {there} workers stay, task slots for {wanted} cannot be had now: {because}"
+            return needed, None, f"; {there} workers stay, {self._short(wanted)}: {because}"
         way = "" if workers == wanted else f", on the way to {wanted}"
         if looks > 0:
             return needed, None, f"; {looks} looks before {there} workers become {workers}{way}: {because}"

@@ -832,7 +832,8 @@ class LocalSession:
             self._require_open()
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError("the run is balanced already: close that handle first")
-            self._autobalance = Autobalance(Balanced(self), rules, "local")
+            host = Balanced(self)
+            self._autobalance = Autobalance(host, rules, "local", host.room, "{} did not come up".format)
             # A session that nobody closes is let go of as before.
             weakref.finalize(self, self._autobalance.stop)
             return self._autobalance.start()

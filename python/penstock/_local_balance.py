@@ -28,11 +28,14 @@ from penstock.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from penstock._crew import Crew
+    from penstock._rescale import LocalRescale
 
 __all__ = ["Balanced"]
 
 log = logging.getLogger(__name__)
 
+#: How long no more processes are asked for after some did not come up, seconds.
+_AGAIN_S = 600.0
 #: Share of the time between two looks of which a worker may not have told, beside what an answer is under way.
 _MISSING, _LAG_S = 0.25, 0.05
 
@@ -55,6 +58,11 @@ class Balanced:
         self._told: tuple[dict[int, float], float] = {}, 0.0
         #: Epochs that had ended then.
         self._ended = 0
+        #: The last rescale that was asked for here; until when no more processes are, of `time.monotonic`; and what was
+        #: told of the last one that failed.
+        self._asked: LocalRescale | None = None
+        self._short = 0.0
+        self._told_failure = ""
 
     def _open(self) -> Any:
         session = self._session()
@@ -66,14 +74,19 @@ class Balanced:
     def workers(self) -> int | None:
         """Processes that there are; None while their number changes, or where there are none."""
         crew: Crew | None = self._open()._crew
-        return None if crew is None or crew.is_rescaling else len(crew.processes)
+        return None if crew is None or self._is_rescaling(crew) else len(crew.processes)
+
+    def _is_rescaling(self, crew: Crew) -> bool:
+        # One that has ended tells so a little later.
+        return crew.is_rescaling or (self._asked is not None and not self._asked.done)
 
     def looked(self) -> list[Looked]:
         """What is known of the run, where it keeps state."""
         session = self._open()
         crew: Crew | None = session._crew
-        if crew is not None and crew.is_rescaling:
+        if crew is not None and self._is_rescaling(crew):
             return []
+        self._hear()
         told = session._told()
         native = session._native
         bins = native.bins()
@@ -189,9 +202,34 @@ class Balanced:
         """A bin or part as `LocalSession.migrate` takes it."""
         return part[0] if part[1] == self._open()._bits else part
 
+    def _hear(self) -> None:
+        """What became of the rescale that was asked for."""
+        asked, self._asked = self._asked, None
+        if asked is not None and asked.error is not None:
+            self._failed_to(asked.workers, asked.report.before, asked.error)
+
+    def _failed_to(self, workers: int, there: int, error: Exception) -> None:
+        """Tell of a number of processes that cannot be had, once; where they are more, none are asked for for now."""
+        if workers > there:
+            self._short = time.monotonic() + _AGAIN_S
+        told = f"{type(error).__name__}: {error}"
+        if told != self._told_failure:
+            self._told_failure = told
+            log.warning("balance cannot go from %d processes to %d: %s", there, workers, told)
+
+    def room(self, workers: int) -> int:
+        """The number to ask for on the way to so many processes: those that there are while no more come up."""
+        there = self.workers
+        return workers if there is None or time.monotonic() >= self._short else min(workers, there)
+
     def resize(self, workers: int) -> None:
         """Ask for another number of processes."""
-        self._open().rescale(workers)
+        session = self._open()
+        try:
+            self._asked = session.rescale(workers)
+        except ConfigError as error:
+            self._failed_to(workers, len(session._crew.processes), error)
+            raise
 
     def tell(self, query: str, advised: bool, **facts: Any) -> None:
         """Enter in the log what was done, or what would be."""

@@ -151,7 +151,8 @@ class LocalResults(Iterator[pa.RecordBatch]):
             State that a bin may hold, where workers are threads; ignored where they are processes, which split none.
         processes : (int, int), optional
             The fewest and the most processes, as for `rescale`, of a run that was begun with ``processes=``. As many as
-            are four fifths busy with what comes; a source that always has more is worked off by the most.
+            are four fifths busy with what comes; a source that always has more is worked off by the most. Where some do
+            not come up a warning in the log says why, once, and no more are asked for for ten minutes.
         dry_run : bool, default False
             Tell what would be done and why (`Look.why`), and do nothing.
 
