@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import cloudpickle
 import pyarrow as pa
@@ -23,7 +24,9 @@ import pytest
 
 import penstock as pk
 from engine_support import Gate, wait_for
-from penstock._crew import MOST_PROCESSES, spread
+from penstock._crew import MOST_PROCESSES, Crew, spread
+from penstock._loads import Loads
+from penstock._parts import Parts
 from penstock.errors import ConfigError, EngineError, UserFunctionError, WorkerLost
 
 # Processes get the functions here, and need not import what this file does: that takes seconds.
@@ -295,6 +298,21 @@ def test_the_figures_are_those_of_all_processes() -> None:
 
 
 @pytest.mark.usefixtures("patient")
+def test_loads_of_all_that_have_left_are_kept_as_one() -> None:
+    """They were a list that each look went through: a run that rescales for days told ever more slowly."""
+    crew = Crew("", [], 1, 1)
+    try:
+        for number in range(5):
+            told = {"rows": [number, 1], "rest_ns": 10, "part_rows": {"6": number}}
+            crew._leave(cast(Any, SimpleNamespace(gone=False, figures={"loads": Loads([told])})))
+        [left], _ = crew.stats()
+        whole = Parts(1, {(0, 1): 0, (1, 1): 0})
+        assert left["workers"] == [] and left["loads"].rows(whole) == {(0, 1): 10, (1, 1): 5}
+        assert sum(left["loads"].busy_ns(whole).values()) == 50
+    finally:
+        crew.close()
+
+
 def test_a_run_tells_its_figures_too() -> None:
     flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
     with flow.run(_keys(2), processes=1) as results:

@@ -46,6 +46,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock._children import Child, Pipe, allow_descriptors, how_ended, require_descriptors, require_interpreter
+from penstock._loads import Loads
 from penstock._options import whole
 from penstock._rescale import LocalRescale, Rescale, RescaleProgress
 from penstock.errors import ConfigError, EngineError, PenstockError, WorkerLost
@@ -233,11 +234,11 @@ class Crew:
         self._cause: Exception | None = None
         self._early: dict[int, Exception] = {}
         self._failed = threading.Event()
-        #: Guards what other threads ask for, and what children have told: moves for the log, and loads of those that
-        #: have left.
+        #: Guards what other threads ask for, and what children have told: moves for the log, and the loads of all that
+        #: have left, added up.
         self._changed = threading.Condition()
         self._moves: list[dict[str, Any]] = []
-        self._loads: list[dict[str, Any]] = []
+        self._loads = Loads()
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="penstock-crew", daemon=True)
@@ -323,11 +324,11 @@ class Crew:
         return RescaleProgress(workers, come, leaving, before + moved, before + len(todo), tuple(waits))
 
     def stats(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What all processes tell: figures as of `LocalRun.stats`, and the moves since the last call.
+        """What all processes tell: figures as of `LocalRun.stats` with their `Loads`, and moves since the last call.
 
-        Of those that have left there are only the loads. One that does not answer, since a function of the user holds
-        the interpreter, is as it was when it last did. ``told_s`` of a worker is when it did, of `time.monotonic`, or
-        earlier where that is not known.
+        Of those that have left there are only the loads, first, added up. One that does not answer, since a function of
+        the user holds the interpreter, is as it was when it last did. ``told_s`` of a worker is when it did, of
+        `time.monotonic`, or earlier where that is not known.
         """
         asked = []
         for member in list(self._members):
@@ -342,7 +343,8 @@ class Crew:
             asked.append((member, member.asked))
         with self._changed:
             self._changed.wait_for(lambda: all(one.gone or one.told >= number for one, number in asked), _ANSWER)
-            figures = [*(one.figures for one, _ in asked if one.figures), *self._loads]
+            gone: dict[str, Any] = {"workers": [], "loads": self._loads}
+            figures = [gone, *(one.figures for one, _ in asked if one.figures)]
             moves, self._moves = self._moves, []
         return figures, moves
 
@@ -421,6 +423,7 @@ class Crew:
             told = json.loads(value)
             with self._changed:
                 self._moves += told.pop("moves")
+                told["loads"] = Loads(told["loads"])
                 now, before = time.monotonic(), {}
                 if kind == "stale":
                     before = {worker["worker"]: worker for worker in member.figures.get("workers", ())}
@@ -441,7 +444,7 @@ class Crew:
         with self._changed:
             member.gone, told, member.figures = True, member.figures, {}
             if told:
-                self._loads.append({"workers": [], "loads": told["loads"]})
+                self._loads = self._loads.with_(told["loads"])
             self._changed.notify_all()
 
     def _lose(self, member: _Member) -> None:

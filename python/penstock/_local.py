@@ -790,7 +790,7 @@ class LocalSession:
             told["moves"] = sorted((*told["moves"], *moves), key=itemgetter("at_ns"))
             for other in figures:
                 told["workers"] += other["workers"]
-                told["loads"] = told["loads"].with_(Loads(other["loads"]))
+                told["loads"] = told["loads"].with_(other["loads"])
             told["workers"].sort(key=itemgetter("worker"))
         self._moves.extend({**move, "at": int(move["at_ns"])} for move in told["moves"])
         return told
