@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import mmap
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -501,6 +503,27 @@ def test_an_interrupt_while_a_session_closes_leaves_no_process(monkeypatch: pyte
     while not _gone(list(pids)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_session_that_nobody_closes_leaves_no_process() -> None:
+    """Its thread kept it: processes, workers and sockets stayed until the interpreter ended."""
+    session = pk.Flow("k bigint").key_by("k").agg(n=pk.count()).start(processes=1, streaming=True)
+    assert session._crew is not None
+    native, thread, pids = session._native, session._crew._thread, session._crew.processes
+    crew = weakref.ref(session._crew)
+    child = os.fork()
+    if child == 0:
+        del session
+        os._exit(0 if gc.collect() >= 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert session.stats().num_rows == 2, "what a forked child drops is its copy"
+    del session
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive() and _gone(pids)
+    with pytest.raises(EngineError, match="is closed"):
+        native.stats()
+    wait_for(lambda: gc.collect() >= 0 and crew() is None, what="nothing holds it")
 
 
 def test_a_process_that_dies_ends_the_run_with_its_name_and_leaves_nobody() -> None:

@@ -1136,6 +1136,7 @@ steps = [pk.ordered.partitioned(lambda state, x: (state, [x]), key=lambda x: x)]
     [
         "run = counts.run(rows)",
         "session = counts.start(workers=2); run = session.run(rows)",
+        "session = counts.start(processes=1)",
         "run = counts.run(rows, streaming=True, batch_rows=10, workers=2); next(run)",
         "run = mapped.run([rows] * 3, streaming=True, batch_rows=100, workers=2); next(run)",
         "run = mapped.run(rows, streaming=True, batch_rows=100, processes=2); next(run)",

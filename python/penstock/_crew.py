@@ -24,7 +24,7 @@ Invariants: bins are only asked to move to workers that have joined, and workers
 none (or have not joined: then they leave when they have); a child that fails before its workers have joined fails its
 rescale, and the run goes on as before; one that fails later ends the run with one error, which is the child's own,
 unless its workers had left: whether they had the dataflow knows, not what the child could still tell; when a run is
-closed no child is left.
+closed, or nobody has it any more, no child is left.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ class Crew:
         #: Moves that even out loads, between two rescales.
         self._evening: int | None = None
         self._moved = self._goes_back = False
-        self._closing = False
+        #: Whether it ends, and by itself: nobody is there to close it.
+        self._closing = self._abandoned = False
+        self._process = os.getpid()
         #: Whether the run ends: what fails from now on fails because of that.
         self.ending = False
         #: Why the run failed; how those ended, by process, of which nobody had heard that they had joined.
@@ -368,9 +370,21 @@ class Crew:
         self._ring()
         if self._thread.ident is not None:
             self._thread.join()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
         self.seats.close()
         self._wake.close()
         self._woken.close()
+
+    def abandon(self) -> None:
+        """End all processes, and the run, without waiting for it: for a run that nobody closes any more.
+
+        In a forked child it is the parent's, and goes on there.
+        """
+        if os.getpid() == self._process:
+            self.ending = self._abandoned = self._closing = True
+            self._ring()
 
     def _ring(self) -> None:
         with contextlib.suppress(OSError):
@@ -387,8 +401,13 @@ class Crew:
                 except Exception as error:
                     self._fail(error)
         finally:
+            if self._abandoned and self._native is not None:
+                with contextlib.suppress(Exception):  # there is nobody to tell
+                    self._native.close()
             self._end_children()
             self._end_all()
+            if self._abandoned:
+                self._close_sockets()
 
     def _look(self) -> None:
         """Wait for something, and take what children tell."""

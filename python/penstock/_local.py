@@ -334,6 +334,8 @@ class LocalSession:
             self._native = _native.LocalRun(plan, calls, workers=workers, **options)
         else:
             self._crew = Crew(plan, calls, workers, bits)
+            # Its thread would keep it; at exit of the interpreter it ends with that.
+            weakref.finalize(self, self._crew.abandon).atexit = False
             try:
                 self._native = _native.LocalRun(plan, calls, seats=self._crew.seats._native, **options)
                 self._crew.start(self._native, processes)
