@@ -323,6 +323,17 @@ def test_processes_are_evened_out_and_their_number_follows_the_load() -> None:
     assert [look.workers for look in after] == ([1, 2] * len(after))[: len(after)], balance.looks
 
 
+def test_a_bin_that_is_split_between_two_looks_holds_up_no_moves() -> None:
+    """Each split began all looks anew: while some followed each other for their size, nothing was evened out."""
+    balancer = _native.Balancer(1.5, 1.2, 2, 1, None, 2)
+    whole = [(prefix, 2) for prefix in range(4)]
+    first = balancer.look(whole, [0, 0, 1, 1], ([40, 40, 10, 10], 100), [None] * 4, 2)
+    assert first["why"] == "skewed, 1 looks before anything moves"
+    parts = [*whole[:3], (6, 3), (7, 3)]
+    then = balancer.look(parts, [0, 0, 1, 1, 1], ([40, 40, 10, 5, 5], 100), [None] * 5, 2)
+    assert then["why"] == "skewed" and [to for _, to in then["moves"]] == [1]
+
+
 class Rescaling:
     """Of a session what a look needs while there is no state, with processes of which no more come up."""
 

@@ -7,12 +7,15 @@
 //! stand for several looks in a row before anything moves; loads are the means of just these looks, so that what was before they began to
 //! differ does not blur them; what moves evens out to below what started it; and after a move comes a rest, in which its effect shows.
 //!
+//! Bins that are split or merged between two looks, as those that hold too much are one after the other, begin nothing anew ([`Balancer::recut`]): what
+//! workers have is the same. Only where one that is split has nearly half of a worker's share, its parts have to be seen first, since moves are of them.
+//!
 //! Invariants: behind a verdict with moves come `patience` looks of rest, and then as many that must show skew again; moves are made only when the skew that is expected afterwards is
 //! clearly lower; loads belong to bins, so they stay true when bins move.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::{Shift, evened, skew};
+use crate::{Bin, Shift, evened, skew};
 
 /// When to move.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,6 +119,50 @@ impl Balancer {
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self { policy, looks: VecDeque::new(), over: 0, rest: 0 }
+    }
+
+    /// Goes on with other bins, which are parts of those `before` or have some of them as parts: what a bin got is spread evenly over its hashes. Where
+    /// one that is split got nearly half of a worker's share, what was seen counts for nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// use penstock_balance::{Balancer, Policy};
+    /// let mut balancer = Balancer::new(Policy { least_rows: 1, patience: 2, ..Policy::default() });
+    /// balancer.look(&[0, 0, 1, 1], &[40, 40, 10, 10], 100, 2);
+    /// balancer.recut(&[(0, 2), (1, 2), (2, 2), (3, 2)], &[(0, 2), (1, 2), (2, 2), (6, 3), (7, 3)], 2);
+    /// let verdict = balancer.look(&[0, 0, 1, 1, 1], &[40, 40, 10, 5, 5], 100, 2);
+    /// assert_eq!(verdict.moves.len(), 1);
+    /// ```
+    pub fn recut(&mut self, before: &[Bin], now: &[Bin], workers: u32) {
+        self.looks.retain(|look| look.len() == before.len());
+        let first = |(prefix, bits): Bin| u64::from(prefix) << (u32::BITS - u32::from(bits));
+        let at: BTreeMap<u64, usize> = before.iter().enumerate().map(|(place, bin)| (first(*bin), place)).collect();
+        // Of a part the bin that it is of, or the bin itself.
+        let of = |bin: Bin| {
+            at.range(..=first(bin)).next_back().map(|(_, place)| *place).filter(|place| before[*place].1 <= bin.1)
+        };
+        let total: u64 = self.looks.iter().flatten().sum();
+        let heavy = HEAVY * total as f64 / f64::from(workers.max(1));
+        let is_heavy = |place: usize| self.looks.iter().map(|look| look[place]).sum::<u64>() as f64 >= heavy;
+        if now.iter().any(|bin| of(*bin).is_some_and(|place| before[place].1 < bin.1 && is_heavy(place))) {
+            *self = Self::new(self.policy);
+            return;
+        }
+        for look in &mut self.looks {
+            let load = |bin: &Bin| match of(*bin) {
+                Some(place) => {
+                    // To the row: all parts together have what it has.
+                    let (by, load) = (bin.1 - before[place].1, u128::from(look[place]));
+                    let low = u128::from(bin.0 & ((1 << by) - 1));
+                    (((load * (low + 1)) >> by) - ((load * low) >> by)) as u64
+                }
+                None => {
+                    let end = first(*bin) + (1 << (u32::BITS - u32::from(bin.1)));
+                    at.range(first(*bin)..end).map(|(_, place)| look[*place]).sum()
+                }
+            };
+            *look = now.iter().map(load).collect();
+        }
     }
 
     /// Judges the load of each bin since the last look, in which `came` rows came. All `workers` may own bins. What the verdict moves is taken to be on its way: the

@@ -49,7 +49,7 @@ pub(crate) struct Balancer {
     bits: u8,
     balancer: penstock_balance::Balancer,
     divider: Divider,
-    /// Those of the last look: of other ones the balancer has seen nothing.
+    /// Those of the last look.
     bins: Vec<Bin>,
 }
 
@@ -81,7 +81,7 @@ impl Balancer {
             return Err(errors::raise(Kind::Config, &text));
         }
         if bins != self.bins {
-            self.balancer = penstock_balance::Balancer::new(self.policy);
+            self.balancer.recut(&self.bins, &bins, workers);
             self.bins.clone_from(&bins);
         }
         let verdict = self.balancer.look(&owners, &loads, came, workers);

@@ -14,6 +14,8 @@ struct Run {
     workers: u32,
     splits: usize,
     merges: usize,
+    /// Looks that moved something.
+    moves: usize,
     /// Skew of the loads as they truly are, by look.
     skews: Vec<f64>,
     hot_key: Option<(Bin, f64)>,
@@ -31,8 +33,8 @@ impl Run {
         let bins: Vec<Bin> = (0..1 << BITS).map(|prefix| (prefix, BITS)).collect();
         let owners = bins.iter().map(|(prefix, _)| prefix % workers).collect();
         let (balancer, divider) = (Balancer::new(Policy::default()), Divider::new(policy, BITS, MOST));
-        let (splits, merges, skews, hot_key, large, is_new) = Default::default();
-        Self { balancer, divider, bins, owners, workers, splits, merges, skews, hot_key, large, is_new }
+        let (splits, merges, moves, skews, hot_key, large, is_new) = Default::default();
+        Self { balancer, divider, bins, owners, workers, splits, merges, moves, skews, hot_key, large, is_new }
     }
 
     /// What each bin has of what each cell has.
@@ -65,6 +67,8 @@ impl Run {
         }
         (self.hot_key, self.large) = (told.hot_key, told.large);
         verdict.moves.iter().for_each(|shift| self.owners[shift.what] = shift.to);
+        self.moves += usize::from(!verdict.moves.is_empty());
+        let before = self.bins.clone();
         for (bin @ (prefix, bits), by) in &told.splits {
             let at = self.bins.iter().position(|one| one == bin).expect("a bin that there is");
             let parts = (0..1 << by).map(|low| (prefix << by | low, bits + by));
@@ -81,7 +85,7 @@ impl Run {
             self.owners.splice(at + 1..at + count, []);
         }
         if !told.splits.is_empty() || !told.merges.is_empty() {
-            self.balancer = Balancer::new(Policy::default());
+            self.balancer.recut(&before, &self.bins, self.workers);
             self.is_new = true;
         }
         (self.splits, self.merges) = (self.splits + told.splits.len(), self.merges + told.merges.len());
@@ -291,6 +295,60 @@ fn many_that_are_too_large_are_divided_a_few_at_a_time_the_largest_first() {
     assert_eq!((run.large.len(), run.merges), (0, 0));
     // 22 of two limits, 21 of three, 21 of four, by parts of seven eighths at most.
     assert_eq!(run.bins.len(), 22 * 4 + 21 * 4 + 21 * 8);
+}
+
+/// While they were, which took as long as there was some, nothing was evened out: each split began all looks anew.
+#[test]
+fn loads_are_evened_out_while_bins_are_divided_for_their_size() {
+    let mut run = Run::new(4);
+    let bytes = |_: usize| each(16 * LIMIT);
+    let hot = |cell: usize| if (cell >> (MOST - BITS)).is_multiple_of(4) { 40 } else { 10 };
+    (0..20).for_each(|_| run.look_at(&|_| 10, &bytes));
+    assert!(run.splits > 0 && run.moves == 0);
+    (0..8).for_each(|_| run.look_at(&hot, &bytes));
+    assert!(run.skews[20] > 2.2 && *run.skews.last().unwrap() <= 1.22, "{:?}", run.skews);
+    assert!(run.large.len() > 30, "there are more to be divided");
+    // And it stays so, with what they have in the end.
+    let moves = run.moves;
+    (0..300).for_each(|_| run.look_at(&hot, &bytes));
+    assert!(run.skews[28..].iter().all(|skew| *skew <= 1.3), "{:?}", run.skews);
+    assert_eq!((run.large.len(), run.moves), (0, moves));
+}
+
+#[test]
+fn what_was_seen_of_bins_is_that_of_their_parts_and_of_what_they_are_parts_of() {
+    let policy = Policy { least_rows: 1, patience: 3, trigger: 1.3, ..Policy::default() };
+    let mut balancer = Balancer::new(policy);
+    // By prefix, as they are told, which is not by hash.
+    let one = [(0, 2), (1, 2), (3, 2), (4, 3), (10, 4), (11, 4)];
+    let other = [(0, 2), (2, 2), (3, 2), (2, 3), (6, 4), (7, 4)];
+    let (owners, loads_of_one, loads_of_other) = ([0, 0, 1, 0, 0, 0], [50, 36, 60, 20, 8, 8], [50, 36, 60, 18, 9, 9]);
+    let looked = balancer.look(&owners, &loads_of_one, 182, 2);
+    assert_eq!((looked.why, looked.skew), (Why::Waiting { looks: 2 }, 122.0 / 91.0));
+    balancer.recut(&one, &other, 2);
+    let looked = balancer.look(&owners, &loads_of_other, 182, 2);
+    assert_eq!((looked.why, looked.skew), (Why::Waiting { looks: 1 }, 122.0 / 91.0));
+    balancer.recut(&other, &one, 2);
+    let looked = balancer.look(&owners, &loads_of_one, 182, 2);
+    assert_eq!((looked.why, looked.skew), (Why::Skewed, 122.0 / 91.0));
+    // Behind moves is rest, whatever is split or merged.
+    balancer.recut(&one, &other, 2);
+    assert_eq!(balancer.look(&owners, &loads_of_other, 182, 2).why, Why::Waiting { looks: 5 });
+    // Of 41 rows four parts have 10, 10, 10 and 11: two of those are to go beside another bin, after which it is even.
+    let mut balancer = Balancer::new(Policy { patience: 2, tolerance: 1.0, ..policy });
+    let whole: Vec<Bin> = (0..8).map(|prefix| (prefix, 3)).collect();
+    let parts: Vec<Bin> = (0..4).map(|prefix| (prefix, 5)).chain(whole[1..].iter().copied()).collect();
+    balancer.look(&[0, 0, 0, 0, 1, 1, 1, 1], &[41, 41, 41, 41, 10, 10, 10, 10], 204, 2);
+    balancer.recut(&whole, &parts, 2);
+    let looked = balancer.look(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1], &[0; 11], 1, 2);
+    assert_eq!((looked.moves.len(), looked.expected), (3, 1.0));
+    assert_eq!(looked.moves.iter().filter(|shift| shift.what < 4).count(), 2);
+    // The parts of what has much of a worker's share are seen first.
+    let mut balancer = Balancer::new(policy);
+    (0..2).for_each(|_| drop(balancer.look(&[0, 0, 1], &[80, 20, 30], 130, 2)));
+    balancer.recut(&[(0, 1), (2, 2), (3, 2)], &[(0, 2), (1, 2), (2, 2), (3, 2)], 2);
+    let looked = balancer.look(&[0, 0, 0, 1], &[80, 0, 20, 30], 130, 2);
+    assert_eq!(looked.why, Why::Waiting { looks: 2 });
 }
 
 #[test]
