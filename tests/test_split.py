@@ -15,7 +15,7 @@ import penstock as pk
 from engine_support import wait_for
 from penstock._local import LocalSession
 from penstock._parts import Parts
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EngineError
 
 SCHEMA = "ts bigint, k bigint, v bigint"
 
@@ -352,6 +352,18 @@ def test_what_cannot_be_split_or_merged() -> None:
                     session.split(3)
     with pk.Flow("k bigint").start() as stateless, pytest.raises(ConfigError, match="keeps no state"):
         stateless.split(0)
+
+
+def test_what_is_refused_is_told_by_the_name_that_it_was_given() -> None:
+    """It was a number that workers have for it: "bin 29 of 4 bins"."""
+    with LocalSession(pk.Flow("k bigint").key_by("k").agg(n=pk.count()), 2, bits=2, streaming=True) as session:
+        session.split(3, 2).wait(60)
+        ahead = session.migrate(moves={(13, 4): 0}, at_epoch=2)
+        assert 2**4 + 13 in session.moves().column("bin").to_pylist(), "as its docstring says"
+        session.merge(3).wait(60)
+        assert sum(out.num_rows for out in session.run(pa.table({"k": [1]}) for _ in range(4))) > 0
+        with pytest.raises(EngineError, match=r"part \(13, 4\) is no part any more: what it was part of is whole"):
+            ahead.wait(60)
 
 
 def test_parts_are_planned_as_the_workers_do_it() -> None:

@@ -768,8 +768,9 @@ class LocalSession:
         Returns
         -------
         pyarrow.Table
-            op (the keyed step, from 0), worker, bin, what (prepare, state, pending, installed), bytes (of state in the
-            message), at (nanoseconds, UTC), routed_rows (by this worker until then).
+            op (the keyed step, from 0), worker, bin (its number; of a part ``2 ** bits + prefix`` with the bits of that
+            prefix: the part (13, 4) is 29), what (prepare, state, pending, installed), bytes (of state in the message),
+            at (nanoseconds, UTC), routed_rows (by this worker until then).
         """
         self._told()
         return to_table(self._moves, LOCAL_MOVES)

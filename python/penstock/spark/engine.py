@@ -1112,8 +1112,9 @@ class Engine:
         Returns
         -------
         pyarrow.Table
-            query, op (the keyed step, from 0), worker, bin, what (prepare, state, pending, installed), bytes (of state
-            in the message), at (nanoseconds, UTC), routed_rows (by this worker until then).
+            query, op (the keyed step, from 0), worker, bin (its number; of a part ``2 ** bits + prefix`` with the bits
+            of that prefix: the part (13, 4) is 29), what (prepare, state, pending, installed), bytes (of state in the
+            message), at (nanoseconds, UTC), routed_rows (by this worker until then).
         """
         if self._recorder is None:
             return to_table([], ENGINE_MOVES)

@@ -237,7 +237,7 @@ impl<T: Ord + Clone> Configurations<T> {
             self.learnt.remove(&time);
             let checked = check_batch(&batch, &self.newest, &present, self.next_sequence);
             let checked = checked.and_then(|changes| match changes.recuts.first() {
-                Some(recut) if !self.divisible => Err(ControlError::Indivisible { bin: recut.bin }),
+                Some(recut) if !self.divisible => Err(ControlError::Indivisible { bin: self.newest.name(recut.bin) }),
                 _ => Ok(changes),
             });
             outcomes.push(match checked {

@@ -150,12 +150,12 @@ pub(crate) fn check_commands<'a>(
                     return Err(ControlError::AbsentWorker { worker: *worker });
                 }
                 if !bins.insert(*bin) {
-                    return Err(ControlError::MovedTwice { bin: *bin });
+                    return Err(ControlError::MovedTwice { bin: routing.name(*bin) });
                 }
             }
             Command::Split { bin, .. } | Command::Merge { bin } => {
                 if !bins.insert(*bin) {
-                    return Err(ControlError::MovedTwice { bin: *bin });
+                    return Err(ControlError::MovedTwice { bin: routing.name(*bin) });
                 }
             }
             Command::Map(map) => {
@@ -175,7 +175,7 @@ pub(crate) fn check_commands<'a>(
         ranges.sort_unstable_by_key(|range| (range.first(), range.length()));
         if let Some(pair) = ranges.windows(2).find(|pair| pair[0].intersects(pair[1])) {
             let bin = number_of(pair[1], routing.bits()).expect("it has a number");
-            return Err(ControlError::MovedTwice { bin });
+            return Err(ControlError::MovedTwice { bin: routing.name(bin) });
         }
     }
     Ok(all)
@@ -195,6 +195,7 @@ pub(crate) fn are_changes_of(changes: &Changes, routing: &Routing) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::BinName;
 
     fn check(batch: &[Control]) -> Result<Vec<Move>, ControlError> {
         let changes = check_batch(batch, &Routing::new(2, 2).unwrap(), |worker| worker < 2, 7)?;
@@ -219,7 +220,7 @@ mod tests {
     fn every_reject() {
         let one = |command| Control::batch(7, vec![command]);
         assert_eq!(check(&one(Command::Map(vec![0; 8]))), Err(ControlError::MapLength { length: 8, bins: 4 }));
-        assert_eq!(check(&one(moved(4, 0))), Err(ControlError::BinOutOfRange { bin: 4, bins: 4 }));
+        assert_eq!(check(&one(moved(4, 0))), Err(ControlError::BinOutOfRange { bin: BinName::new(4, 2), bins: 4 }));
         assert_eq!(check(&one(moved(0, 2))), Err(ControlError::AbsentWorker { worker: 2 }));
         assert_eq!(check(&one(Command::Map(vec![0, 0, 9, 0]))), Err(ControlError::AbsentWorker { worker: 9 }));
         assert_eq!(
@@ -239,7 +240,10 @@ mod tests {
         let mut uneven = Control::batch(7, vec![Command::Noop, Command::Noop]);
         uneven[1].count = 1;
         assert_eq!(check(&uneven), Err(ControlError::Count { announced: 1, present: 2 }));
-        assert_eq!(check(&Control::batch(7, vec![moved(2, 1), moved(2, 0)])), Err(ControlError::MovedTwice { bin: 2 }));
+        assert_eq!(
+            check(&Control::batch(7, vec![moved(2, 1), moved(2, 0)])),
+            Err(ControlError::MovedTwice { bin: BinName::new(2, 2) })
+        );
         assert_eq!(
             check(&Control::batch(7, vec![moved(2, 1), Command::Map(vec![0; 4])])),
             Err(ControlError::MapNotAlone { others: 1 })
@@ -257,26 +261,29 @@ mod tests {
             check_batch(&Control::batch(7, commands.to_vec()), &routing, |worker| worker < 2, 7)
                 .map(|changes| changes.recuts.len())
         };
-        let out = |bin| Err(ControlError::BinOutOfRange { bin, bins: 4 });
-        let fine = |bin, bits| Err(ControlError::TooFine { bin, bits });
+        let out = |bin| Err(ControlError::BinOutOfRange { bin: BinName::new(bin, 2), bins: 4 });
+        let fine = |bin, bits| Err(ControlError::TooFine { bin: BinName::new(bin, 2), bits });
         for (command, expected) in [
-            (moved(3, 0), Err(ControlError::Split { bin: 3 })),
-            (moved(part(0b1101, 4), 0), Err(ControlError::Split { bin: part(0b1101, 4) })),
-            (moved(part(0b110, 3), 0), Err(ControlError::Split { bin: part(0b110, 3) })),
+            (moved(3, 0), Err(ControlError::Split { bin: BinName::new(3, 2) })),
+            (moved(part(0b1101, 4), 0), Err(ControlError::Split { bin: BinName::new(part(0b1101, 4), 2) })),
+            (moved(part(0b110, 3), 0), Err(ControlError::Split { bin: BinName::new(part(0b110, 3), 2) })),
             (moved(part(0b1000, 4), 0), out(part(0b1000, 4))),
             (moved(part(0b11110, 5), 0), out(part(0b11110, 5))),
             (moved(5, 0), out(5)),
-            (Command::Split { bin: 3, bits: 1 }, Err(ControlError::Split { bin: 3 })),
+            (Command::Split { bin: 3, bits: 1 }, Err(ControlError::Split { bin: BinName::new(3, 2) })),
             (Command::Split { bin: 9, bits: 1 }, out(9)),
             (Command::Split { bin: 1, bits: 0 }, fine(1, 0)),
             (Command::Split { bin: 1, bits: 19 }, fine(1, 19)),
             (Command::Split { bin: part(0b1100, 4), bits: 17 }, fine(part(0b1100, 4), 17)),
             (Command::Split { bin: part(0b1100, 4), bits: 250 }, fine(part(0b1100, 4), 250)),
-            (Command::Merge { bin: 1 }, Err(ControlError::Whole { bin: 1 })),
-            (Command::Merge { bin: part(0b1111, 4) }, Err(ControlError::Whole { bin: part(0b1111, 4) })),
+            (Command::Merge { bin: 1 }, Err(ControlError::Whole { bin: BinName::new(1, 2) })),
+            (
+                Command::Merge { bin: part(0b1111, 4) },
+                Err(ControlError::Whole { bin: BinName::new(part(0b1111, 4), 2) }),
+            ),
             (Command::Merge { bin: part(0b11111, 5) }, out(part(0b11111, 5))),
             (Command::Merge { bin: 1 << 25 }, out(1 << 25)),
-            (Command::Merge { bin: 3 }, Err(ControlError::Apart { bin: 3, one: 0, other: 1 })),
+            (Command::Merge { bin: 3 }, Err(ControlError::Apart { bin: BinName::new(3, 2), one: 0, other: 1 })),
             (Command::Merge { bin: part(0b1101, 4) }, Ok(1)),
             (Command::Merge { bin: part(0b111, 3) }, Ok(1)),
             (Command::Split { bin: 1, bits: 18 }, Ok(1)),
@@ -284,10 +291,13 @@ mod tests {
             assert_eq!(check(std::slice::from_ref(&command)), expected, "{command:?}");
         }
         let merge = Command::Merge { bin: part(0b111, 3) };
-        let twice = Err(ControlError::MovedTwice { bin: part(0b1111, 4) });
+        let twice = Err(ControlError::MovedTwice { bin: BinName::new(part(0b1111, 4), 2) });
         assert_eq!(check(&[merge.clone(), moved(part(0b1111, 4), 0)]), twice);
         assert_eq!(check(&[moved(part(0b1111, 4), 0), merge.clone()]), twice);
-        assert_eq!(check(&[merge.clone(), merge.clone()]), Err(ControlError::MovedTwice { bin: part(0b111, 3) }));
+        assert_eq!(
+            check(&[merge.clone(), merge.clone()]),
+            Err(ControlError::MovedTwice { bin: BinName::new(part(0b111, 3), 2) })
+        );
         assert_eq!(check(&[merge.clone(), Command::Map(vec![0; 4])]), Err(ControlError::MapNotAlone { others: 1 }));
         assert_eq!(check(&[merge, Command::Split { bin: 2, bits: 1 }, moved(1, 0)]), Ok(2));
     }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use penstock_files::Range;
 
+use crate::parts::BinName;
+
 /// A boxed error, as operators return it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -22,11 +24,11 @@ pub enum ControlError {
         /// Bins of the operator.
         bins: u32,
     },
-    /// A bin number beyond the last bin.
-    #[error("bin {bin} of {bins} bins")]
+    /// A bin number beyond the last bin, or a part that there is not.
+    #[error("{}", absent(*bin, *bins))]
     BinOutOfRange {
         /// The refused bin.
-        bin: u32,
+        bin: BinName,
         /// Bins of the operator.
         bins: u32,
     },
@@ -53,46 +55,46 @@ pub enum ControlError {
         present: usize,
     },
     /// Two moves of one bin at one time.
-    #[error("bin {bin} moves twice at one time")]
+    #[error("{bin} moves twice at one time")]
     MovedTwice {
         /// The bin.
-        bin: u32,
+        bin: BinName,
     },
     /// A bin that is split, named as if it were whole.
-    #[error("bin {bin} is split: name its parts, or merge them first")]
+    #[error("{bin} is split: name its parts, or merge them first")]
     Split {
         /// The bin.
-        bin: u32,
+        bin: BinName,
     },
     /// A merge of a bin that is not split.
-    #[error("bin {bin} is whole: there is nothing to merge")]
+    #[error("{bin} is whole: there is nothing to merge")]
     Whole {
         /// The bin.
-        bin: u32,
+        bin: BinName,
     },
     /// A merge of parts that are on different workers.
-    #[error("the parts of bin {bin} are on workers {one} and {other}: move them together first")]
+    #[error("the parts of {bin} are on workers {one} and {other}: move them together first")]
     Apart {
         /// The bin that they are of.
-        bin: u32,
+        bin: BinName,
         /// A worker that has some.
         one: u32,
         /// Another one.
         other: u32,
     },
     /// A split into parts of no or too many bits.
-    #[error("bin {bin} cannot be split by {bits} bits: its parts have 1 bit more at least, and 20 in all at most")]
+    #[error("{bin} cannot be split by {bits} bits: its parts have 1 bit more at least, and 20 in all at most")]
     TooFine {
         /// The bin.
-        bin: u32,
+        bin: BinName,
         /// Bits by which it was to be split.
         bits: u8,
     },
     /// A split of a state that cannot be divided.
-    #[error("bin {bin} cannot be split: the operator's state does not know the hashes of its keys")]
+    #[error("{bin} cannot be split: the operator's state does not know the hashes of its keys")]
     Indivisible {
         /// The bin.
-        bin: u32,
+        bin: BinName,
     },
     /// A full map beside another map or a move at one time.
     #[error("a full map shares its time with {others} other commands")]
@@ -100,6 +102,13 @@ pub enum ControlError {
         /// Commands beside the map, no-ops aside.
         others: usize,
     },
+}
+
+fn absent(bin: BinName, bins: u32) -> String {
+    match bin.is_part() {
+        true => format!("{bin} is no part any more: what it was part of is whole"),
+        false => format!("{bin} of {bins} bins"),
+    }
 }
 
 /// Why [`ControlInput`](crate::ControlInput) refuses to schedule.

@@ -77,7 +77,7 @@ pub use keyed::{Keyed, KeyedMap};
 pub use message::Record;
 #[doc(hidden)]
 pub use message::fuzz_parts;
-pub use parts::{number_of, range_of};
+pub use parts::{BinName, number_of, range_of};
 pub use pending::Pending;
 pub use penstock_balance::Strategy;
 pub use penstock_files::Range;

@@ -8,6 +8,7 @@
 //! Source: Megaphone §4.4 names splitting as future work; M-24. Ours: a prefix tree as one table per split bin, of the depth of its finest part, so
 //! that finding a part is one look more, and to put or take out one costs its share of the table.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use penstock_files::Range;
@@ -45,6 +46,45 @@ pub fn range_of(number: u32, bits: u8) -> Option<Range> {
         return None;
     }
     Range::new(number & !(1 << length), length)
+}
+
+/// A bin as its users name it, in errors.
+///
+/// # Examples
+/// ```
+/// use penstock_bins::BinName;
+/// assert_eq!(BinName::new(0b1011, 4).to_string(), "bin 11");
+/// assert_eq!(BinName::new(0b1_1011, 2).to_string(), "part (11, 4)");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BinName {
+    number: u32,
+    bits: u8,
+}
+
+impl BinName {
+    /// Of the bin with this number, where bins were of `bits` bits at the beginning.
+    #[must_use]
+    pub fn new(number: u32, bits: u8) -> Self {
+        Self { number, bits }
+    }
+
+    fn range(self) -> Option<Range> {
+        range_of(self.number, self.bits).filter(|range| range.length() > self.bits)
+    }
+
+    pub(crate) fn is_part(self) -> bool {
+        self.range().is_some()
+    }
+}
+
+impl fmt::Display for BinName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.range() {
+            Some(part) => write!(f, "part ({}, {})", part.prefix(), part.length()),
+            None => write!(f, "bin {}", self.number),
+        }
+    }
 }
 
 /// The numbers of the bins, and parts of bins, that meet a range: those of one length follow each other.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::bin::{MAX_BITS, bin, check_bits};
 use crate::control::{Changes, Command, Move, Recut};
 use crate::error::{BinsError, ControlError};
-use crate::parts::{Parts, number_of, range_of};
+use crate::parts::{BinName, Parts, number_of, range_of};
 
 /// In place of the owner of a bin that is split.
 pub(crate) const SPLIT: u32 = u32::MAX;
@@ -201,7 +201,7 @@ impl Routing {
                 let range = range_of(bin, self.bits).expect("it is present");
                 let length = range.length().saturating_add(bits);
                 if bits == 0 || length > MAX_BITS {
-                    return Err(ControlError::TooFine { bin, bits });
+                    return Err(ControlError::TooFine { bin: self.name(bin), bits });
                 }
                 let first = range.prefix() << bits;
                 let parts = (first..first + (1 << bits)).map(|prefix| 1 << length | prefix).collect();
@@ -209,14 +209,14 @@ impl Routing {
             }
             &Command::Merge { bin } => {
                 let range = match self.present(bin) {
-                    Ok(_) => return Err(ControlError::Whole { bin }),
+                    Ok(_) => return Err(ControlError::Whole { bin: self.name(bin) }),
                     Err(ControlError::Split { .. }) => range_of(bin, self.bits).expect("it has parts"),
                     Err(error) => return Err(error),
                 };
                 let parts: Vec<(u32, u32)> = self.parts_of(range);
                 let (_, one) = *parts.first().expect("a bin that is split has parts");
                 if let Some((_, other)) = parts.iter().find(|(_, worker)| *worker != one) {
-                    return Err(ControlError::Apart { bin, one, other: *other });
+                    return Err(ControlError::Apart { bin: self.name(bin), one, other: *other });
                 }
                 let parts = parts.into_iter().map(|(part, _)| part).collect();
                 recuts.push(Recut { bin, parts, worker: one, merges: true });
@@ -225,12 +225,18 @@ impl Routing {
         Ok(Changes { moves, recuts })
     }
 
+    /// What users call a bin, for errors.
+    pub(crate) fn name(&self, bin: u32) -> BinName {
+        BinName::new(bin, self.bits)
+    }
+
     /// The owner of a bin that is there.
     fn present(&self, bin: u32) -> Result<u32, ControlError> {
         if let Some(owner) = self.owner_at(bin) {
             return Ok(owner);
         }
         let split = range_of(bin, self.bits).is_some_and(|range| !self.parts_of(range).is_empty());
+        let bin = self.name(bin);
         Err(if split { ControlError::Split { bin } } else { ControlError::BinOutOfRange { bin, bins: self.bins() } })
     }
 
@@ -405,7 +411,7 @@ mod tests {
         assert_eq!(routing.apply(&Command::Map(vec![0; 3])), Err(ControlError::MapLength { length: 3, bins: 4 }));
         assert_eq!(
             routing.apply(&Command::Move { bin: 4, worker: 0 }),
-            Err(ControlError::BinOutOfRange { bin: 4, bins: 4 })
+            Err(ControlError::BinOutOfRange { bin: BinName::new(4, 2), bins: 4 })
         );
         assert_eq!(routing, before);
     }

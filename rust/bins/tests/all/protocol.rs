@@ -3,7 +3,9 @@
 use crate::common::duo::Duo;
 use crate::common::fleet::Layout;
 use crate::common::{Sums, hash};
-use penstock_bins::{BinEvent, BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, bin};
+use penstock_bins::{
+    BinEvent, BinName, BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, bin,
+};
 use penstock_dataflow::InputHandle;
 
 const BITS: u8 = 4;
@@ -213,11 +215,11 @@ fn refused_control_changes_nothing() {
     torn.pop();
     let bad = [
         (Control::batch(0, vec![Command::Map(vec![0; 3])]), ControlError::MapLength { length: 3, bins: 16 }),
-        (Control::batch(0, vec![moved(16, 0)]), ControlError::BinOutOfRange { bin: 16, bins: 16 }),
+        (Control::batch(0, vec![moved(16, 0)]), ControlError::BinOutOfRange { bin: BinName::new(16, 4), bins: 16 }),
         (Control::batch(0, vec![moved(0, 2)]), ControlError::AbsentWorker { worker: 2 }),
         (Control::batch(1, vec![moved(0, 1)]), ControlError::Sequence { found: 1, expected: 0 }),
         (torn, ControlError::Count { announced: 2, present: 1 }),
-        (Control::batch(0, vec![moved(0, 1), moved(0, 0)]), ControlError::MovedTwice { bin: 0 }),
+        (Control::batch(0, vec![moved(0, 1), moved(0, 0)]), ControlError::MovedTwice { bin: BinName::new(0, 4) }),
         (Control::batch(0, vec![Command::Map(vec![1; 16]), moved(0, 0)]), ControlError::MapNotAlone { others: 1 }),
     ];
     let mut expected = Vec::new();
@@ -255,9 +257,9 @@ fn control_is_checked_when_it_is_scheduled() {
     control.schedule(4, vec![moved(1, 0), Command::Noop]).unwrap();
     control.schedule(3, vec![Command::Map(vec![1; 16])]).unwrap();
     for (commands, error) in [
-        (vec![moved(0, 0)], ControlError::MovedTwice { bin: 0 }),
+        (vec![moved(0, 0)], ControlError::MovedTwice { bin: BinName::new(0, 4) }),
         (vec![Command::Map(vec![0; 16])], ControlError::MapNotAlone { others: 2 }),
-        (vec![moved(2, 1), moved(99, 1)], ControlError::BinOutOfRange { bin: 99, bins: 16 }),
+        (vec![moved(2, 1), moved(99, 1)], ControlError::BinOutOfRange { bin: BinName::new(99, 4), bins: 16 }),
         (vec![moved(2, 7)], ControlError::AbsentWorker { worker: 7 }),
         (vec![Command::Map(vec![0; 8])], ControlError::MapLength { length: 8, bins: 16 }),
     ] {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::common::duo::Duo;
 use crate::common::fleet::{self, Layout};
 use crate::common::{self, Load, Trace, config, hash, run};
-use penstock_bins::{BinEvent, Command, ControlError, ControlInput, Keyed, Range, Routing, number_of};
+use penstock_bins::{BinEvent, BinName, Command, ControlError, ControlInput, Keyed, Range, Routing, number_of};
 use proptest::prelude::*;
 
 fn part(prefix: u32, length: u8, bits: u8) -> u32 {
@@ -91,17 +91,27 @@ fn what_is_scheduled_ahead_stays_possible() {
         other => panic!("{other:?}"),
     };
     control.schedule(5, vec![Command::Move { bin: 1, worker: 0 }]).unwrap();
-    assert_eq!(refused(control.schedule(3, vec![Command::Split { bin: 1, bits: 2 }])), ControlError::Split { bin: 1 });
+    assert_eq!(
+        refused(control.schedule(3, vec![Command::Split { bin: 1, bits: 2 }])),
+        ControlError::Split { bin: BinName::new(1, 1) }
+    );
     control.schedule(7, vec![Command::Split { bin: 1, bits: 2 }]).unwrap();
     let far = part(0b101, 3, 1);
+    let absent = refused(control.schedule(6, vec![Command::Move { bin: far, worker: 1 }]));
+    assert_eq!(absent, ControlError::BinOutOfRange { bin: BinName::new(far, 1), bins: 2 });
+    // It is what users call it, and not the number 13.
+    assert_eq!(absent.to_string(), "part (5, 3) is no part any more: what it was part of is whole");
+    let merge = refused(control.schedule(9, vec![Command::Merge { bin: far }]));
+    assert_eq!(merge.to_string(), "part (5, 3) is whole: there is nothing to merge");
     assert_eq!(
-        refused(control.schedule(6, vec![Command::Move { bin: far, worker: 1 }])),
-        ControlError::BinOutOfRange { bin: far, bins: 2 }
+        refused(control.schedule(9, vec![Command::Merge { bin: 0 }])).to_string(),
+        "bin 0 is whole: there is nothing to merge"
     );
+    assert_eq!(refused(control.schedule(9, vec![Command::Merge { bin: 2 }])).to_string(), "bin 2 of 2 bins");
     control.schedule(8, vec![Command::Move { bin: far, worker: 1 }]).unwrap();
     assert_eq!(
         refused(control.schedule(9, vec![Command::Merge { bin: 1 }])),
-        ControlError::Apart { bin: 1, one: 0, other: 1 }
+        ControlError::Apart { bin: BinName::new(1, 1), one: 0, other: 1 }
     );
     assert_eq!(control.routing().owner_of(far), 1);
     assert_eq!(control.routing().owner_of(part(0b100, 3, 1)), 0);
@@ -125,7 +135,7 @@ fn what_cannot_be_divided_is_refused() {
         data.send(Keyed::new(vec![(1, 1)], hash));
         data.close();
         while worker.step_or_park(None)? {}
-        assert_eq!(rig.counts.rejected.take(), [(2, ControlError::Indivisible { bin: 1 })]);
+        assert_eq!(rig.counts.rejected.take(), [(2, ControlError::Indivisible { bin: BinName::new(1, 1) })]);
         Ok(rig.counts.table.borrow().len())
     });
     assert_eq!(results.into_iter().map(Result::unwrap).sum::<usize>(), 2);

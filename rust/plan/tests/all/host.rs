@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use arrow_array::RecordBatch;
 use crossbeam::channel::unbounded;
-use penstock_bins::{ControlError, Range, Routing};
+use penstock_bins::{BinName, ControlError, Range, Routing};
 use penstock_dataflow::{BoxError, fabric};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Refusal, Resident, Rows,
@@ -503,7 +503,7 @@ fn a_refused_step_is_told_and_the_next_migration_works() {
         let keyed = plan.keyed_ops();
         for (handle, wrong, expected) in [
             (1, (0, 9), ControlError::AbsentWorker { worker: 9 }),
-            (2, (99, 0), ControlError::BinOutOfRange { bin: 99, bins: 16 }),
+            (2, (99, 0), ControlError::BinOutOfRange { bin: BinName::new(99, 4), bins: 16 }),
         ] {
             // The first step moves, the second is refused as a whole, the third is not issued.
             let back = handle as u32 % 2;

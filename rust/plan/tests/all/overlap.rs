@@ -9,7 +9,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_balance::Strategy;
-use penstock_bins::ControlError;
+use penstock_bins::{BinName, ControlError};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Event, Group, GroupConfig, MARK, PartitionRows, Refusal, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
@@ -188,7 +188,7 @@ fn what_is_prepared_holds_for_all_of_its_epoch() {
                     begun.insert(handle, steps.first().map(|step| (step.epoch, step.slice)));
                 }
                 Event::MigrationRefused { handle: 500, error, steps } => {
-                    let unknown = ControlError::BinOutOfRange { bin: 99, bins: 16 };
+                    let unknown = ControlError::BinOutOfRange { bin: BinName::new(99, 4), bins: 16 };
                     assert_eq!((error, steps.len()), (Refusal::Control(unknown), usize::from(workers == 2)));
                     refused += 1;
                 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::group::{Cluster, Deed, PATIENCE, Random, config, deeds, fresh, read, rows};
-use penstock_bins::{Command, ControlError, Range, Routing, number_of, range_of};
+use penstock_bins::{BinName, Command, ControlError, Range, Routing, number_of, range_of};
 use penstock_plan::host::{Event, HostError, Refusal, Resident};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{CallError, Callbacks, ForeignState, Plan, SideRows};
@@ -121,15 +121,19 @@ fn what_is_no_bin_is_told_and_the_group_goes_on() {
     group.recut(1, vec![Command::Split { bin: 3, bits: 1 }, Command::Split { bin: 5, bits: 2 }]);
     assert_eq!(told(&cluster), Ok(2));
     group.recut(2, vec![Command::Split { bin: 3, bits: 1 }, Command::Split { bin: 6, bits: 2 }]);
-    assert_eq!(told(&cluster), Err(ControlError::Split { bin: 3 }));
+    assert_eq!(told(&cluster), Err(ControlError::Split { bin: BinName::new(3, 4) }));
     group.recut(3, vec![Command::Merge { bin: 6 }]);
-    assert_eq!(told(&cluster), Err(ControlError::Whole { bin: 6 }), "nothing of the one before was done");
+    assert_eq!(
+        told(&cluster),
+        Err(ControlError::Whole { bin: BinName::new(6, 4) }),
+        "nothing of the one before was done"
+    );
     group.migrate(4, vec![vec![(3, 1)]], None);
-    assert_eq!(told(&cluster), Err(ControlError::Split { bin: 3 }));
+    assert_eq!(told(&cluster), Err(ControlError::Split { bin: BinName::new(3, 4) }));
     group.migrate(5, vec![vec![(part(0b110, 5), 0), (part(0b111, 5), 1)]], None);
     assert_eq!(told(&cluster), Ok(2));
     group.recut(6, vec![Command::Merge { bin: 3 }]);
-    assert_eq!(told(&cluster), Err(ControlError::Apart { bin: 3, one: 0, other: 1 }));
+    assert_eq!(told(&cluster), Err(ControlError::Apart { bin: BinName::new(3, 4), one: 0, other: 1 }));
     cluster.release(0, &["t", "k", "v"], &[vec![1, 2, 3]], None);
     assert_eq!(read(&cluster.complete(0, &mut 0).unwrap()), [[2, 1, 3]]);
     assert!(cluster.stop().1.is_empty());
@@ -146,7 +150,7 @@ fn what_only_the_second_keyed_step_refuses_ends_the_workers() {
     match cluster.groups[0].1.recv_timeout(PATIENCE).expect("it is told") {
         Event::Failed { error: HostError::Dataflow(penstock_dataflow::Error::Operator { name, source, .. }) } => {
             assert_eq!(name, "control");
-            assert_eq!(source.downcast_ref(), Some(&ControlError::Split { bin: 3 }));
+            assert_eq!(source.downcast_ref(), Some(&ControlError::Split { bin: BinName::new(3, 4) }));
         }
         other => panic!("{other:?}"),
     }
