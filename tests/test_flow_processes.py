@@ -299,7 +299,6 @@ def test_the_figures_are_those_of_all_processes() -> None:
     assert {1, 2, 3, 4, 5, 6} <= set(moves["worker"].to_pylist())
 
 
-@pytest.mark.usefixtures("patient")
 def test_loads_of_all_that_have_left_are_kept_as_one() -> None:
     """They were a list that each look went through: a run that rescales for days told ever more slowly."""
     crew = Crew("", [], 1, 1)
@@ -315,6 +314,7 @@ def test_loads_of_all_that_have_left_are_kept_as_one() -> None:
         crew.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_run_tells_its_figures_too() -> None:
     flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
     with flow.run(_keys(2), processes=1) as results:
