@@ -329,6 +329,17 @@ def test_what_is_no_plain_file_is_never_replaced(tmp_path: Path, capsys: pytest.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "link", "pipe", "target"]
 
 
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book, mine, new = (tmp_path / name for name in ("book.txt", "mine.tsv", "new.tsv"))
+    book.write_text("one two one")
+    mine.touch(0o600)
+    (tmp_path / "plain").touch()
+    for output in (mine, new):
+        report(capsys, "wordcount", "--input", str(book), "--output", str(output))
+    assert mine.stat().st_mode & 0o777 == 0o600
+    assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.parquet"
     output.write_bytes(b"from before")

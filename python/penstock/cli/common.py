@@ -415,7 +415,8 @@ def whole_file(output: Path, option: str = "--output") -> Iterator[Path]:
     Yields
     ------
     Path
-        A new file in the same folder; gone, if anything goes wrong. A link stays, what it leads to is replaced.
+        A new file in the same folder; gone, if anything goes wrong. A link stays, what it leads to is replaced, and
+        the new file has the mode of the one that was there.
     """
     place = output.resolve()
     part: Path | None = None
@@ -426,13 +427,20 @@ def whole_file(output: Path, option: str = "--output") -> Iterator[Path]:
             part = Path(name)
         yield part
         with writing(output, option):
-            umask = os.umask(0)
-            os.umask(umask)
-            part.chmod(0o666 & ~umask)
+            part.chmod(_mode_of(place))
             os.replace(part, place)
     finally:
         if part is not None:
             part.unlink(missing_ok=True)
+
+
+def _mode_of(place: Path) -> int:
+    """Who may read and write a file that comes here: as of the one that it replaces, else of any that is made."""
+    with contextlib.suppress(FileNotFoundError):
+        return place.stat().st_mode & 0o777
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
 
 
 def write_parquet(results: Iterable[pa.RecordBatch], schema: pa.Schema, part: Path, output: Path) -> int:
