@@ -340,6 +340,36 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, capsys: pytest.C
     assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_names_that_are_not_utf_8_are_names(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / os.fsdecode(b"pr\xe9nom")
+    place.mkdir()
+    (place / "edges.txt").write_text("1 2\n1 3\n2 3\n")
+    site, found = place / "site", place / os.fsdecode(b"\xff.parquet")
+    assert main(["events", "--output", str(place / "events"), "--events", "50"]) == 0
+    assert len(os.listdir(place / "events")) == 4
+    bids.rename(site)
+    assert main(["nexmark", "--query", "q1", "--input", str(site), "--output", str(found)]) == 0
+    with found.open("rb") as file:
+        assert pq.read_table(file).num_rows == 4_000
+    capsys.readouterr()
+    given = ["cliques", "--input", str(place / "edges.txt"), "--undirected", "--output", str(found)]
+    assert report(capsys, *given)["count"] == 1
+    with found.open("rb") as file:
+        assert pq.read_table(file).num_rows == 1
+    (place / "edges.txt").write_text("1 2\n1\n")
+    said = refused(capsys, *given, code=1)
+    assert "pr\\udce9nom/edges.txt" in said and "line 2" in said, said
+    # Spark names files in UTF-8.
+    for more in (
+        ["nexmark", "--query", "q1", "--input", str(site)],
+        ["wordcount", "--input", str(place / "edges.txt")],
+        ["tpcxbb", "--query", "q2", "--input", str(site)],
+    ):
+        said = refused(capsys, *more, "--output", str(tmp_path / "out"), "--host", "spark")
+        assert "is not UTF-8" in said and "pr\\udce9nom" in said and "--host local" in said, said
+
+
 def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.parquet"
     output.write_bytes(b"from before")

@@ -184,5 +184,6 @@ def _usage(error: Exception) -> int:
 def _fail(message: str, code: int) -> int:
     for argument, option in _OPTIONS.items():
         message = message.replace(argument, option)
-    print(f"penstock: {message}", file=sys.stderr)
+    # Of a name that is not UTF-8 the bytes are escaped, whatever standard error does with them.
+    print(f"penstock: {message}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return code

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from penstock._local import LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
 from penstock.cli.choices import Host
 from penstock.errors import ConfigError
+from penstock.workloads.paths import is_utf_8
 
 #: What a command reads: batches, or those of each source by its name.
 Source = Iterator[pa.RecordBatch] | Mapping[str, Iterator[pa.RecordBatch]]
@@ -47,10 +48,13 @@ __all__ = [
     "UsageError",
     "When",
     "bar",
+    "check_name_for_spark",
     "check_output",
+    "interrupt_later",
     "local_host",
     "number_option",
     "one_line",
+    "parquet_writer",
     "parse_move",
     "parse_resizes",
     "peak_bytes",
@@ -390,6 +394,15 @@ def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--out
         raise UsageError(f"{option} {output}: is the input; name another file")
 
 
+def check_name_for_spark(path: Path) -> None:
+    """Refuse an input that Spark cannot be told of, before it is started."""
+    whole = path.absolute()
+    if not is_utf_8(whole):
+        raise UsageError(
+            f"--input {path}: {str(whole)!r} is not UTF-8, in which Spark has names; rename it, or use --host local"
+        )
+
+
 @contextlib.contextmanager
 def writing(output: Path, option: str = "--output") -> Iterator[None]:
     """Say of which output it is that something cannot be written: the system names a file that nobody asked for, or
@@ -443,21 +456,39 @@ def _mode_of(place: Path) -> int:
     return 0o666 & ~umask
 
 
-def write_parquet(results: Iterable[pa.RecordBatch], schema: pa.Schema, part: Path, output: Path) -> int:
-    """Write results as they come to `part`, which `whole_file` gives for `output`; how many rows there were."""
+@contextlib.contextmanager
+def parquet_writer(part: Path, schema: pa.Schema, output: Path) -> Iterator[Callable[[pa.RecordBatch], None]]:
+    """Write Parquet to `part`, which stands for `output` in errors; yields what takes batches."""
     import pyarrow.parquet as pq
 
-    count = 0
-    with writing(output):
-        writer = pq.ParquetWriter(part, schema)
-    try:
-        for batch in results:
+    with contextlib.ExitStack() as closing:
+
+        def close(writer: Any) -> None:
+            with writing(output):
+                writer.close()
+
+        with writing(output):
+            # By its name pyarrow opens a file only where that is UTF-8.
+            sink = pa.OSFile(os.fsencode(part), "wb")
+        closing.callback(close, sink)
+        with writing(output):
+            writer = pq.ParquetWriter(sink, schema)
+        closing.callback(close, writer)
+
+        def write(batch: pa.RecordBatch) -> None:
             with writing(output):
                 writer.write_batch(batch)
+
+        yield write
+
+
+def write_parquet(results: Iterable[pa.RecordBatch], schema: pa.Schema, part: Path, output: Path) -> int:
+    """Write results as they come to `part`, which `whole_file` gives for `output`; how many rows there were."""
+    count = 0
+    with parquet_writer(part, schema, output) as write:
+        for batch in results:
+            write(batch)
             count += batch.num_rows
-    finally:
-        with writing(output):
-            writer.close()
     return count
 
 
@@ -633,7 +664,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def interrupt_later() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done: a JVM that is half started or half ended would stay behind."""
+    """Hold Ctrl-C back until the block is done: what is half made or half ended, a JVM or a file, would stay behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

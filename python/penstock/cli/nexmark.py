@@ -17,6 +17,7 @@ from penstock.cli.choices import Gap, Host, Strategy
 from penstock.cli.common import (
     Report,
     UsageError,
+    check_name_for_spark,
     check_output,
     local_host,
     number_option,
@@ -147,6 +148,8 @@ def nexmark(
     late = None if lateness == "auto" else parse_lateness(lateness)
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds the tables and params.json")
+    if host is Host.spark:
+        check_name_for_spark(input)
     check_output(output, [input / name for name in ("params.json", "person.parquet", "auction.parquet", "bid.parquet")])
     moves = [parse_move(text, workers) for text in migrate or []]
     if moves and host is Host.spark:

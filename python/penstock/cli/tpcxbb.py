@@ -17,6 +17,7 @@ from penstock.cli.common import (
     Report,
     UsageError,
     bar,
+    check_name_for_spark,
     check_output,
     number_option,
     spark_session,
@@ -116,6 +117,8 @@ def tpcxbb(
     batch_rows = _BATCH_ROWS if batch_rows is None else batch_rows
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds params.json and the tables")
+    if host is Where.spark:
+        check_name_for_spark(input)
     tables = (CLICKS, SALES, ITEM, PAGE)
     check_output(output, [input / "params.json", *(input / f"{table.name}.parquet" for table in tables)])
     # Auto may choose processes.

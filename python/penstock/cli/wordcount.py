@@ -17,6 +17,7 @@ from penstock.cli.choices import Host
 from penstock.cli.common import (
     Report,
     UsageError,
+    check_name_for_spark,
     check_output,
     local_host,
     number_option,
@@ -108,6 +109,7 @@ def wordcount(
 def _check_spark(files: list[Path]) -> None:
     """Refuse files that Spark, which goes by names, would read otherwise than the other hosts."""
     for path in files:
+        check_name_for_spark(path)
         name = path.name
         with path.open("rb") as file:
             zipped = file.read(2) == b"\x1f\x8b"

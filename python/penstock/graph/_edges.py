@@ -94,7 +94,9 @@ def _read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"]) ->
     from penstock import _native
 
     name = os.fspath(path)
-    reader = _native.GraphText(name, "text" if ids == "text" else "unsigned")
+    # Which errors name it by; what is not UTF-8 is escaped there.
+    shown = name.encode(errors="backslashreplace").decode()
+    reader = _native.GraphText(shown, "text" if ids == "text" else "unsigned")
     opened: Any = gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")  # noqa: SIM115
     with opened as file:
         if name.endswith(".gz") and os.fstat(file.fileno()).st_size == 0:

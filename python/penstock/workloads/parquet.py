@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,8 @@ def open_table(folder: str | Path, name: str) -> Any:
 
     path = Path(folder) / f"{name}.parquet"
     try:
-        return pq.ParquetFile(path)
+        # By its name pyarrow opens a file only where that is UTF-8.
+        return pq.ParquetFile(pa.OSFile(os.fsencode(path)))
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror or error}; --input is the folder that holds it"
