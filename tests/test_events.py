@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
+import signal
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -66,4 +72,68 @@ def test_nothing_stays_of_one_that_breaks_off(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(pq, "ParquetWriter", Breaks)
     assert main(["events", "--output", str(tmp_path / "auctions")]) == 130
+    assert list(tmp_path.iterdir()) == []
+    there = tmp_path / "there"
+    there.mkdir()
+    assert main(["events", "--output", str(there)]) == 130
+    assert list(tmp_path.iterdir()) == [there] and list(there.iterdir()) == []
+
+
+def test_the_folder_that_is_there_stays_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell stands in it, a disk is mounted there, and who may come in has been told."""
+    folder = tmp_path / "auctions"
+    folder.mkdir()
+    folder.chmod(0o2750)
+    monkeypatch.chdir(folder)
+    before = folder.stat()
+    assert main(["events", "--output", ".", "--events", "50"]) == 0
+    assert sorted(os.listdir(".")) == ["auction.parquet", "bid.parquet", "params.json", "person.parquet"]
+    assert (folder.stat().st_ino, folder.stat().st_mode) == (before.st_ino, before.st_mode)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_nothing_stays_of_what_cannot_be_put_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace = os.replace
+
+    def full(source: Any, place: Any) -> None:
+        if str(source).endswith("params.json"):
+            raise OSError(errno.EIO, "broken")
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(["events", "--output", str(tmp_path), "--events", "50"]) == 1
+    assert f"--output {tmp_path}: cannot be written: {os.strerror(errno.EIO)}" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    write_text = Path.write_text
+
+    def beside(path: Path, *given: Any, **more: Any) -> int:
+        (tmp_path / "bid.parquet").touch()  # somebody else's
+        return write_text(path, *given, **more)
+
+    monkeypatch.setattr(Path, "write_text", beside)
+    assert main(["events", "--output", str(tmp_path), "--events", "50"]) == 1
+    assert os.strerror(errno.ENOTEMPTY) in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "bid.parquet"] and (tmp_path / "bid.parquet").stat().st_size == 0
+
+
+def test_nothing_stays_where_ctrl_c_comes_as_it_begins_or_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdtemp, rmtree = tempfile.mkdtemp, shutil.rmtree
+
+    def made(*given: Any, **more: Any) -> str:
+        folder = mkdtemp(*given, **more)
+        signal.raise_signal(signal.SIGINT)
+        return folder
+
+    def removed(*given: Any, **more: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        rmtree(*given, **more)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made)
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    assert main(["events", "--output", str(tmp_path / "auctions"), "--events", "50"]) == 130
     assert list(tmp_path.iterdir()) == []
