@@ -402,6 +402,7 @@ MODULES = (
     "penstock.spark._tasks.partitions",
     "penstock._windows",
     "penstock.workloads.nexmark",
+    "penstock.workloads.paths",
     "penstock.workloads.wordcount",
     "penstock.cli",
     "penstock.cli.common",

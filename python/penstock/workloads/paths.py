@@ -15,7 +15,7 @@ def is_utf_8(path: str | Path) -> bool:
 
     Examples
     --------
-    >>> is_utf_8("/data/prénom"), is_utf_8("/data/pr\udce9nom")
+    >>> is_utf_8("/data/prénom"), is_utf_8("/data/pr\\udce9nom")
     (True, False)
     """
     try:
