@@ -464,6 +464,9 @@ def test_the_demo_looks_at_its_folder_first(tmp_path: Path, capsys: pytest.Captu
     pytest.importorskip("pyspark")
     (tmp_path / "file").write_text("")
     assert "is a file; name a folder" in refused(capsys, "demo", "--output", str(tmp_path / "file" / "out"))
+    (tmp_path / "full" / "report.html").mkdir(parents=True)
+    said = refused(capsys, "demo", "--output", str(tmp_path / "full"))
+    assert "report.html is no plain file; remove it, or name another folder" in said
     if os.geteuid() != 0:  # who may write everywhere
         os.chmod(tmp_path, 0o500)
         assert "is not writable" in refused(capsys, "demo", "--output", str(tmp_path / "new" / "out"))

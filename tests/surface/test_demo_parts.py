@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -150,3 +152,83 @@ def test_the_view_says_of_how_many_queries_its_rows_are() -> None:
     job._timeline = Timeline(epochs=[Epoch(0, now, 0.1, 600, query) for query in ("hot items", "bidders")])
     shown = job.snapshot()
     assert (shown.queries, shown.rows, shown.rows_per_s) == (2, 1_200, 400)
+
+
+def test_who_stops_it_when_the_report_is_written_has_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the picture is drawn, and then while Spark is ended."""
+    from penstock import demo
+    from penstock.demo import job
+    from penstock.report import Check, Timeline
+
+    stop = threading.Event()
+    holds = [Check("hot items", True, "3 = 3")]
+
+    def written(timeline: Timeline, output: Path) -> Any:
+        stop.set()
+        return [output / "report.html"], None
+
+    class Ends:
+        """Stands for what is started: it ends with an error."""
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("the JVM is gone")
+
+    monkeypatch.setattr(job, "_write", written)
+    monkeypatch.setattr(job, "_queries", tuple)
+    monkeypatch.setattr(job, "ensure_java", lambda: "java")
+    monkeypatch.setattr(job, "private_session", lambda *_: Ends())
+    monkeypatch.setattr(job.pk, "Engine", lambda *_, **__: Ends(), raising=False)
+    idle = SimpleNamespace(start=lambda: None, stop=lambda: None, error=None)
+    monkeypatch.setattr(job, "Feeder", lambda *_: idle)
+    for name in ("_stream", "_drain", "_finish", "_sample"):
+        monkeypatch.setattr(job.Job, name, lambda *_: None)
+    monkeypatch.setattr(job.Job, "_measured", lambda *_: Timeline())
+    monkeypatch.setattr(job.Job, "_verify", lambda *_: holds)
+    outcome = demo.run(demo.DemoConfig(output=tmp_path), stop=stop)
+    assert outcome.passed and outcome.files == [tmp_path / "report.html"]
+
+
+def test_the_report_is_written_whole_and_without_a_picture_that_cannot_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import penstock.report._plot
+    from penstock import demo
+    from penstock.demo import job
+    from penstock.report import Check, Timeline
+
+    out = tmp_path / "out"
+    out.symlink_to(tmp_path / "elsewhere")  # where nothing is yet
+    run = Timeline(title="first")
+    files, why = job._write(run, out)
+    assert [path.name for path in files] == list(job.FILES) and why is None
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == sorted(job.FILES)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no backend")
+
+    monkeypatch.setattr(penstock.report._plot, "draw", fails)
+    files, why = job._write(Timeline(title="second"), out)
+    assert why == "matplotlib fails here: RuntimeError: no backend"
+    assert {path.name for path in files} == {path.name for path in out.iterdir()} == set(job.FILES[:2])
+    assert "second" in (out / "report.html").read_text()
+    outcome = demo.Outcome([Check("hot items", True, "3 = 3")], run, files, why)
+    monkeypatch.setattr(demo, "run", lambda *_, **__: outcome)
+    assert demo.main(demo.DemoConfig(output=out), plain=True) == 0
+    assert f"no picture: {why}\n" in capsys.readouterr().out
+
+    def full(self: Path, text: str, encoding: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    before = (out / "timeline.json").read_bytes()
+    with pytest.raises(OSError, match=r"out/timeline\.json: cannot be written: No space left"):
+        job._write(Timeline(title="third"), out)
+    assert (out / "timeline.json").read_bytes() == before
+    assert {path.name for path in out.iterdir()} == set(job.FILES[:2])

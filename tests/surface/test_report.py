@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import html.parser
 import json
+import os
 import re
 import struct
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -404,8 +408,42 @@ def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert "matplotlib is not installed" in text
 
 
-def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
-    from penstock.report._plot import draw, save_png
+@pytest.mark.parametrize("where", ["penstock.report._plot.draw", "penstock.report._style.encode"])
+def test_a_matplotlib_that_fails_costs_the_picture_alone(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import penstock.report._plot
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Failed to <initialise>\nthe backend")
+
+    monkeypatch.setattr(penstock.report._plot, where.rpartition(".")[2], fails)
+    why = "matplotlib fails here: RuntimeError: Failed to <initialise> the backend"
+    text = page(sample())
+    assert "<svg" not in text and f"No picture: {html.escape(why)}." in text and "64" in text
+    kept, made = tmp_path / "timeline.json", tmp_path / "report.html"
+    kept.write_text(sample().to_json())
+    assert main(["report", str(kept)]) == 0
+    assert capsys.readouterr() == (f"wrote {made}\n", f"penstock: no picture in {made}: {why}\n")
+    assert made.read_text() == text
+    picture = tmp_path / "run.png"
+    assert main(["report", str(kept), "--picture", str(picture)]) == 1
+    assert capsys.readouterr().err == f"penstock: --picture {picture}: {why}\n"
+    assert sorted(tmp_path.iterdir()) == [made, kept]
+
+
+def test_a_backend_that_is_none_costs_the_picture_alone() -> None:
+    work = (
+        "import sys\n"
+        "from penstock.report import Timeline, page\n"
+        "sys.exit('No picture: matplotlib fails here: ValueError: ' not in page(Timeline()))\n"
+    )
+    environment = os.environ | {"MPLBACKEND": "nope"}
+    assert subprocess.run([sys.executable, "-c", work], env=environment, timeout=60).returncode == 0
+
+
+def test_the_picture_is_a_png_of_the_whole_run() -> None:
+    from penstock.report._plot import draw, latency_png
 
     figure = draw(sample())
     latency = figure.axes[0]
@@ -418,13 +456,12 @@ def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
         ["a worker died", "replaced in 1.2 s", "batch hit: 500 ms"],
         ["2 → 3 workers", "170 bins", "400 ms"],
     ]
-    save_png(sample(), tmp_path / "run.png")
-    content = (tmp_path / "run.png").read_bytes()
+    content = latency_png(sample())
     assert content.startswith(b"\x89PNG\r\n")
     width, height = struct.unpack(">II", content[16:24])
     assert width > 1000
     assert height > 600
-    save_png(Timeline(), tmp_path / "empty.png")
+    assert latency_png(Timeline()).startswith(b"\x89PNG")
 
 
 def test_the_json_form_is_one_object_with_a_version() -> None:

@@ -53,9 +53,13 @@ def demo(
     if not os.access(there, os.W_OK):
         raise UsageError(f"--output {output}: the folder {there} is not writable")
     from penstock.demo import DemoConfig, main
+    from penstock.demo.job import FILES
     from penstock.errors import JavaNotFound
     from penstock.spark._session.java import ensure_java
 
+    for path in (place / name for name in FILES):
+        if place.is_dir() and (not path.resolve().parent.is_dir() or (path.exists() and not path.is_file())):
+            raise UsageError(f"--output {output}: {path} is no plain file; remove it, or name another folder")
     try:
         ensure_java()
     except JavaNotFound as error:

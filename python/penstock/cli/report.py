@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock._stderr import say
 from penstock.cli.common import UsageError, check_output, whole_file, writing
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.report._timeline import Timeline
@@ -35,7 +37,7 @@ def report(
     The page needs no other file: latency per slice with the migrations marked, load of the workers, epochs, conditions.
     What the run checked at its end stands at the top, as it was found then.
     """
-    from penstock.report._html import save_page
+    from penstock.report._html import no_picture, save_page
 
     timeline = _read(file)
     page = output if output is not None else file.resolve().parent / "report.html"
@@ -52,14 +54,21 @@ def report(
         if made is not None and made.resolve() == file.resolve():
             raise UsageError(f"{made}: is the timeline itself; name another file")
     with whole_file(page) as part, writing(page):
-        save_page(timeline, part)
+        why = save_page(timeline, part)
     print(f"wrote {page}")
-    if picture is not None:
-        from penstock.report._plot import save_png
+    if picture is None:
+        if why is not None:
+            say(f"penstock: no picture in {page}: {why}")
+        return
+    try:
+        from penstock.report._plot import latency_png
 
-        with whole_file(picture, "--picture") as part, writing(picture, "--picture"):
-            save_png(timeline, part)
-        print(f"wrote {picture}")
+        drawn = latency_png(timeline)
+    except Exception as error:
+        raise ConfigError(f"--picture {picture}: {no_picture(error)}") from error
+    with whole_file(picture, "--picture") as part, writing(picture, "--picture"):
+        part.write_bytes(drawn)
+    print(f"wrote {picture}")
 
 
 def _read(file: Path) -> Timeline:

@@ -56,6 +56,8 @@ def main(config: DemoConfig, *, plain: bool = False) -> int:
         )
     for path in outcome.files:
         console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
+    if outcome.no_picture is not None:
+        console.print(f"no picture: {outcome.no_picture}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.passed else 1
 
 

@@ -25,6 +25,7 @@ import penstock as pk
 from penstock import _cpus, _native
 from penstock._durations import duration_text
 from penstock._live import Move, Snapshot, WorkerLoad
+from penstock.cli.common import whole_file, writing
 from penstock.demo.expected import (
     check_updates,
     compare,
@@ -35,7 +36,7 @@ from penstock.demo.expected import (
 )
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.report import Check
-from penstock.report._html import save_page
+from penstock.report._html import no_picture, save_page
 from penstock.report._timeline import Epoch, Timeline, per_worker, quantiles, size_text
 from penstock.spark._session.collect import to_table
 from penstock.spark._session.java import ensure_java
@@ -44,7 +45,7 @@ from penstock.spark._session.session import private_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DemoConfig", "Interrupted", "Job", "Outcome"]
+__all__ = ["FILES", "DemoConfig", "Interrupted", "Job", "Outcome"]
 
 WORKERS, MOST_WORKERS = 2, 3
 SIZE_MS, EVERY_MS = 10_000, 2_000
@@ -52,6 +53,9 @@ SIZE_MS, EVERY_MS = 10_000, 2_000
 
 BIDDERS = "bidders"
 """The query with the large state, a key for every bidder."""
+
+FILES = ("timeline.json", "report.html", "timeline.png")
+"""What the report is."""
 
 _DONE = "done"
 _SAMPLES_PER_SECOND = 2
@@ -79,11 +83,12 @@ class DemoConfig:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: what was checked, the measurements, and the files of the report."""
+    """How a run ended: what was checked, the measurements, the files of the report, and why it has no picture."""
 
     checks: Sequence[Check]
     timeline: Timeline
     files: Sequence[Path]
+    no_picture: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -157,7 +162,10 @@ class Job:
             with contextlib.ExitStack() as cleanup:
                 self.outcome = self._run(cleanup)
         except BaseException as error:
-            self.error = Interrupted() if self.stop.is_set() else error
+            if not self.stop.is_set():
+                self.error = error
+            elif self.outcome is None:  # else the report is written, and what was ended has been interrupted
+                self.error = Interrupted()
 
     def interrupt(self) -> None:
         """Wake what does not look at the event: an engine that waits for its workers."""
@@ -208,9 +216,10 @@ class Job:
         checks = self._verify(bids, queries, measured)
         self._enter("writing the report")
         measured.checks = list(checks)
-        files = _write(measured, config.output)
-        self._enter(_DONE)
-        return Outcome(checks, measured, files)
+        files, why = _write(measured, config.output)
+        # Who stops it now has the report, and hears the verdict.
+        self._phase = _DONE
+        return Outcome(checks, measured, files, why)
 
     # Phases
 
@@ -534,20 +543,25 @@ def _loads(timeline: Timeline) -> list[WorkerLoad]:
     return loads
 
 
-def _write(timeline: Timeline, output: Path) -> list[Path]:
-    output.mkdir(parents=True, exist_ok=True)
-    files = [output / "timeline.json", output / "report.html"]
-    files[0].write_text(timeline.to_json(), encoding="utf-8")
-    save_page(timeline, files[1])
+def _write(timeline: Timeline, output: Path) -> tuple[list[Path], str | None]:
+    """Write the report; returns its files, and why there is no picture."""
+    output.resolve().mkdir(parents=True, exist_ok=True)  # a link may lead to what is not there yet
+    kept, page, picture = (output / name for name in FILES)
+    with whole_file(kept) as part, writing(kept):
+        part.write_text(timeline.to_json(), encoding="utf-8")
+    with whole_file(page) as part, writing(page):
+        why = save_page(timeline, part)
     try:
-        from penstock.report._plot import save_png
+        from penstock.report._plot import latency_png
 
-        save_png(timeline, output / "timeline.png")
-        files.append(output / "timeline.png")
-    except ImportError:
-        # The page says that matplotlib is missing; a picture of another run does not stand beside it.
-        (output / "timeline.png").unlink(missing_ok=True)
-    return files
+        drawn = latency_png(timeline)
+    except Exception as error:
+        # A picture of another run does not stand beside the page, which says so.
+        picture.unlink(missing_ok=True)
+        return [kept, page], why or no_picture(error)
+    with whole_file(picture) as part, writing(picture):
+        part.write_bytes(drawn)
+    return [kept, page, picture], why
 
 
 def _with_sparks_share(epochs: Sequence[Epoch], handles: Mapping[str, Any]) -> list[Epoch]:

@@ -1,7 +1,7 @@
 """A timeline as one HTML page that needs no other file: no script, no font, no request.
 
-The picture is drawn by ``penstock.report._plot`` and put in as SVG; without matplotlib the page has the
-tables only and says so. All text is escaped.
+The picture is drawn by ``penstock.report._plot`` and put in as SVG; without matplotlib, or with one that fails, the
+page has the tables only and says so. All text is escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 from penstock._durations import duration_text
 from penstock.report._timeline import Check, Timeline, heaviest, joined, per_worker, size_text
 
-__all__ = ["page", "save_page"]
+__all__ = ["no_picture", "page", "save_page"]
 
 _Item = TypeVar("_Item")
 
@@ -59,6 +59,26 @@ def page(timeline: Timeline) -> str:
     timeline
         What to show; what was checked stands at the top, passed or not.
     """
+    return _page(timeline)[0]
+
+
+def save_page(timeline: Timeline, path: str | Path) -> str | None:
+    """Write the page to a file; returns why it has no picture, where it has none."""
+    text, why = _page(timeline)
+    Path(path).write_text(text, encoding="utf-8")
+    return why
+
+
+def no_picture(error: Exception) -> str:
+    """Say why nothing can be drawn."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+        return "matplotlib is not installed (pip install penstock[report])"
+    return f"matplotlib fails here: {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _page(timeline: Timeline) -> tuple[str, str | None]:
+    """The page, and why it has no picture."""
+    picture, why = _picture(timeline)
     begin, end = timeline.span
     title = escape(timeline.title or "penstock run")
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begin)) if end > begin else ""
@@ -71,7 +91,7 @@ def page(timeline: Timeline) -> str:
         _lead(timeline),
         *map(_verdict, timeline.checks),
         _tiles(timeline),
-        _picture(timeline),
+        picture,
         _latency(timeline),
         _migrations(timeline),
         _changes(timeline),
@@ -80,12 +100,7 @@ def page(timeline: Timeline) -> str:
         _conditions(timeline),
         "</body></html>\n",
     ]
-    return "\n".join(part for part in parts if part)
-
-
-def save_page(timeline: Timeline, path: str | Path) -> None:
-    """Write the page to a file."""
-    Path(path).write_text(page(timeline), encoding="utf-8")
+    return "\n".join(part for part in parts if part), why
 
 
 def _lead(timeline: Timeline) -> str:
@@ -141,14 +156,15 @@ def _tiles(timeline: Timeline) -> str:
     )
 
 
-def _picture(timeline: Timeline) -> str:
+def _picture(timeline: Timeline) -> tuple[str, str | None]:
     try:
         from penstock.report._plot import latency_svg
 
         svg = latency_svg(timeline)
-    except ImportError:
-        return "<p>No picture: matplotlib is not installed (<code>pip install penstock[report]</code>).</p>"
-    return f"<h2>Latency, load and migrations</h2>\n{svg}"
+    except Exception as error:  # a backend that is set and is none, a package that does not fit another
+        why = no_picture(error)
+        return f"<p>No picture: {escape(why)}.</p>", why
+    return f"<h2>Latency, load and migrations</h2>\n{svg}", None
 
 
 def _latency(timeline: Timeline) -> str:

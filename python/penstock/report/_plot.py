@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import duration_text
@@ -31,7 +30,7 @@ from penstock.report._timeline import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "latency_png", "latency_svg", "save_png"]
+__all__ = ["draw", "latency_png", "latency_svg"]
 
 # Colours that stay apart for colour-blind readers and in grey.
 _P50, _P99, _MAX, _EPOCH = "#0072B2", "#D55E00", "#9a9a9a", "#444444"
@@ -121,11 +120,6 @@ def latency_svg(timeline: Timeline, *, window_s: float = 0.25) -> str:
     text = encode(draw(timeline, window_s=window_s), "svg").decode()
     # A hundredth of a point is finer than a pixel, and the rest of the figures is half of a page.
     return _PATH.sub(lambda path: _FINER.sub(r"\1", path[0]), text[text.index("<svg") :])
-
-
-def save_png(timeline: Timeline, path: str | Path, *, window_s: float = 0.25) -> None:
-    """Write the picture to a file."""
-    Path(path).write_bytes(latency_png(timeline, window_s=window_s))
 
 
 def _longest(epochs: list[Epoch], begin: float, step_s: float) -> tuple[list[Epoch], str]:
