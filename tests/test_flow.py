@@ -392,6 +392,7 @@ MODULES = (
     "penstock._aggregator",
     "penstock._local",
     "penstock._pump",
+    "penstock._extras",
     "penstock._schema",
     "penstock.graph",
     "penstock.handles",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import tomllib
 
+from penstock._extras import EXTRAS, how_to_install
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -18,6 +20,15 @@ def test_lower_bounds_are_what_is_pinned_as_lowest() -> None:
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / "requirements" / "lowest.txt").read_text(), re.MULTILINE))
     for name, bound in bounds.items():
         assert (pins[name] + ".").startswith(bound + ".") and not pins[name][len(bound) :].strip(".0"), name
+
+
+def test_advice_on_what_to_install_has_the_bounds_of_the_extras() -> None:
+    """And names packages: the penstock of PyPI is another project."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name: list(packages) for name, packages in EXTRAS.items()} == extras
+    assert how_to_install("java") == f"pip install '{extras['java'][0]}'"
+    sources = [*(ROOT / "python").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    assert not [path for path in sources if re.search(r"pip install '?penstock\b(?!-)", path.read_text())]
 
 
 def test_the_crates_that_are_fuzzed_are_locked_with_what_they_depend_on() -> None:

@@ -187,9 +187,11 @@ if not TYPE_CHECKING:  # who checks types would take every name for one that is 
             except ModuleNotFoundError as error:
                 if error.name is None or error.name.partition(".")[0] != "pyspark":
                     raise
+                from penstock._extras import how_to_install
+
                 # An AttributeError, so that who only looks (hasattr, inspect, help) sees that it is not there.
                 raise AttributeError(
-                    f"penstock.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
+                    f"penstock.{name} needs Spark, which is not installed here: {how_to_install('spark')}",
                     name=name,
                 ) from error
             found = getattr(home, name)

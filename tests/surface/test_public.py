@@ -126,7 +126,7 @@ def test_what_needs_spark_says_so_without_it() -> None:
             try:
                 getattr(holder, name)
             except AttributeError as error:
-                assert "needs Spark, which is not installed here: pip install 'penstock[spark]'" in str(error), error
+                assert "needs Spark, which is not installed here: pip install 'pyspark>=" in str(error), error
             else:
                 raise AssertionError(name)
         assert not hasattr(pk.spark, "Engine") and "run" in dict(inspect.getmembers(pk.spark))
@@ -136,8 +136,8 @@ def test_what_needs_spark_says_so_without_it() -> None:
         try:
             flow.collect(pa.table({"user": ["ann"]}))
         except pk.errors.ConfigError as error:
-            said = "apply_in_pandas_with_state needs numpy, which is not installed here: pip install 'penstock[spark]'"
-            assert str(error) == said, error
+            said = "apply_in_pandas_with_state needs numpy, which is not installed here: pip install 'pyspark>="
+            assert str(error).startswith(said) and "'pandas>=" in str(error), error
         else:
             raise AssertionError("apply_in_pandas_with_state")
         """

@@ -405,7 +405,7 @@ def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     text = page(sample())
     assert "<svg" not in text
-    assert "matplotlib is not installed" in text
+    assert "matplotlib is not installed (pip install &#x27;matplotlib&gt;=" in text
 
 
 @pytest.mark.parametrize("where", ["penstock.report._plot.draw", "penstock.report._style.encode"])

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._extras import how_to_install
 from penstock._functions.columns import groupable
 from penstock._functions.owned import of_numpy
 from penstock._layouts import as_lists, relaid
@@ -28,7 +29,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("numpy", "pandas"):
         raise
     raise ConfigError(
-        f"apply_in_pandas_with_state needs {error.name}, which is not installed here: pip install 'penstock[spark]'"
+        f"apply_in_pandas_with_state needs {error.name}, which is not installed here: {how_to_install('spark')}"
     ) from error
 
 __all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]

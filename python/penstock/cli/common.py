@@ -28,6 +28,7 @@ import pyarrow as pa
 import typer
 
 from penstock._durations import format_duration, lateness_ms, parse_duration
+from penstock._extras import how_to_install
 from penstock._flow import Flow
 from penstock._local import LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
@@ -636,7 +637,7 @@ def spark_session(
         When Spark is not installed, or no Java is there for it.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'")
+        raise UsageError(f"--host spark and engine need Spark: {how_to_install('spark')}")
     from penstock.errors import JavaNotFound
     from penstock.spark._session.session import private_session
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from penstock._extras import how_to_install
 from penstock.cli.common import UsageError, number_option
 
 __all__ = ["demo"]
@@ -44,7 +45,7 @@ def demo(
     killed and replaced; a third one comes and goes. At the end the output is compared with an independent computation.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise UsageError("the demo needs Spark: pip install 'penstock[spark]'")
+        raise UsageError(f"the demo needs Spark: {how_to_install('spark')}")
     # It is made at the end: who stops the demo finds nothing.
     place = output.resolve()
     there = next(folder for folder in (place, *place.parents) if folder.exists())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock._extras import how_to_install
 from penstock._stderr import say
 from penstock.cli.common import UsageError, check_output, whole_file, writing
 from penstock.errors import ConfigError
@@ -49,7 +50,7 @@ def report(
         if picture.resolve() == page.resolve():
             raise UsageError(f"--picture {picture}: is the page itself; name another file")
         if importlib.util.find_spec("matplotlib") is None:
-            raise UsageError("--picture needs matplotlib: pip install 'penstock[report]'")
+            raise UsageError(f"--picture needs matplotlib: {how_to_install('report')}")
     for made in (page, picture):
         if made is not None and made.resolve() == file.resolve():
             raise UsageError(f"{made}: is the timeline itself; name another file")

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TypeVar
 
 from penstock._durations import duration_text
+from penstock._extras import how_to_install
 from penstock.report._timeline import Check, Timeline, heaviest, joined, per_worker, size_text
 
 __all__ = ["no_picture", "page", "save_page"]
@@ -72,7 +73,7 @@ def save_page(timeline: Timeline, path: str | Path) -> str | None:
 def no_picture(error: Exception) -> str:
     """Say why nothing can be drawn."""
     if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
-        return "matplotlib is not installed (pip install penstock[report])"
+        return f"matplotlib is not installed ({how_to_install('report')})"
     return f"matplotlib fails here: {type(error).__name__}: {' '.join(str(error).split())}"
 
 

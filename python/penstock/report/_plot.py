@@ -1,7 +1,7 @@
 """Draw a timeline: what each batch of its heaviest query took and for what, with the migrations marked, and the workers
 that came and went; the latency of slices on a log axis and the load of the workers below.
 
-Needs matplotlib (``pip install penstock[report]``), imported when something is drawn. Figures are made
+Needs matplotlib (the extra ``report``), imported when something is drawn. Figures are made
 without pyplot, so drawing works in any thread and beside any other use of matplotlib.
 """
 

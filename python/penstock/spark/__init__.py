@@ -67,8 +67,10 @@ if not TYPE_CHECKING:  # who checks types would take every name for one that is 
             except ModuleNotFoundError as error:
                 if error.name is None or error.name.partition(".")[0] != "pyspark":
                     raise
+                from penstock._extras import how_to_install
+
                 raise AttributeError(
-                    f"penstock.spark.{name} needs Spark, which is not installed here: pip install 'penstock[spark]'",
+                    f"penstock.spark.{name} needs Spark, which is not installed here: {how_to_install('spark')}",
                     name=name,
                 ) from error
         raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")

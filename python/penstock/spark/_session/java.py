@@ -31,6 +31,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock._extras import how_to_install
 from penstock.errors import JavaNotFound
 
 __all__ = ["Java", "ensure_java", "find_java", "own_python"]
@@ -139,7 +140,7 @@ def find_java() -> Java:
             tried.append(f"{source}: {java}: has no module jdk.incubator.vector")
         else:
             return Java(_launcher_home(java), probe.version, source, launcher=True)
-    wanted, instead = f"{MINIMUM} or later", "`pip install 'penstock[java]'`"
+    wanted, instead = f"{MINIMUM} or later", f"`{how_to_install('java')}`"
     if newest is not None:
         wanted = f"{MINIMUM} to {newest}"
         instead = instead if newest >= _FROM_PIP else "a newer Spark"
