@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -919,6 +920,27 @@ def test_the_command_writes_rows(capfdbinary: pytest.CaptureFixture[bytes], tmp_
     file = tmp_path / "rows.parquet"
     assert main(["state", str(KEPT), "--operator", WINDOWS, "--format", "parquet", "--output", str(file)]) == 0
     assert pq.read_table(file).equals(expected)
+
+
+def test_the_command_goes_on_without_standard_output() -> None:
+    for more in ([], ["--operator", AGG, "--format", "json"], ["--operator", AGG, "--format", "csv"]):
+        command = shlex.join([sys.executable, "-m", "penstock.cli", "state", str(KEPT), *more])
+        done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_store_that_cannot_be_reached_is_no_wrong_usage(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import fs
+
+    def unreachable(url: str) -> Any:
+        raise OSError("network connection: curlCode: 6, could not resolve host")
+
+    monkeypatch.setattr(fs, "FileSystem", types.SimpleNamespace(from_uri=unreachable))
+    code, out, err = run(capsys, "s3://bucket/checkpoint")
+    assert (code, out) == (1, "") and "cannot be opened: network connection" in err
+    assert run(capsys, "ftp://bucket/checkpoint")[0] == 2
 
 
 def test_the_command_writes_values_of_any_type(

@@ -38,6 +38,9 @@ The checkpoint is read only, also while its query runs. `docs/checkpoint-format.
 
 #: Rows that a table shows of an operator.
 _SHOWN = 20
+#: Spark counts batches in 64 bits.
+_MOST_BATCH = 2**63 - 1
+_MOST_ROWS = 1_000_000_000_000
 #: Characters of a line where there is no terminal that would wrap it.
 _WIDEST = 10_000
 
@@ -67,12 +70,15 @@ def state(
     ] = None,
     batch: Annotated[
         Optional[int],  # noqa: UP045
-        number_option("--batch", 0, help="State at the end of this batch. Default the newest."),
+        number_option("--batch", 0, _MOST_BATCH, help="State at the end of this batch. Default the newest."),
     ] = None,
     limit: Annotated[
         Optional[int],  # noqa: UP045
         number_option(
-            "--limit", 1, help=f"At most so many rows of an operator. Default {_SHOWN} in a table, else all."
+            "--limit",
+            1,
+            _MOST_ROWS,
+            help=f"At most so many rows of an operator. Default {_SHOWN} in a table, else all.",
         ),
     ] = None,
     format: Annotated[
@@ -112,7 +118,8 @@ def state(
     with _named_wrongly():
         table = reading.read(checkpoint, operator, batch, limit=limit, unpickle=unpickle)
     if output is None:
-        _write(table, format, sys.stdout.buffer)
+        if sys.stdout is not None:  # it may have been closed before we began
+            _write(table, format, sys.stdout.buffer)
         return
     with whole_file(output) as part, writing(output), open(part, "wb") as sink:
         _write(table, format, sink)
@@ -125,6 +132,8 @@ def _named_wrongly() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if isinstance(error.__cause__, OSError):
+            raise  # a store that cannot be reached
         raise UsageError(str(error)) from error
 
 
