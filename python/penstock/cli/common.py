@@ -30,7 +30,7 @@ import typer
 from penstock._durations import format_duration, lateness_ms, parse_duration
 from penstock._extras import how_to_install
 from penstock._flow import Flow
-from penstock._local import LocalMigration, LocalSession, batches
+from penstock._local import MOST_WORKERS, LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
 from penstock.cli.choices import Host
 from penstock.errors import ConfigError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "MOST_BATCH_ROWS",
     "Move",
     "Report",
     "Resize",
@@ -65,7 +66,12 @@ __all__ = [
     "writing",
 ]
 
-_MOVE = re.compile(r"(\d+):(\d+)@(.+)")
+#: Rows that are read at once; more than memory holds is the whole input.
+MOST_BATCH_ROWS = 1_000_000_000
+
+_MOVE = re.compile(r"([0-9]+):([0-9]+)@(.+)")
+#: Digits of a number that is looked at: Python makes none of thousands.
+_DIGITS = 9
 
 
 class UsageError(Exception):
@@ -267,16 +273,21 @@ def parse_move(text: str, workers: int) -> Move:
     match = _MOVE.fullmatch(text)
     if match is None:
         raise UsageError(f"--migrate {text!r}: write FROM:TO@WHEN, for example 0:1@50% or 0:1@2s")
-    source, target, when = int(match.group(1)), int(match.group(2)), match.group(3)
-    for worker in (source, target):
+    source, target, when = _number(match.group(1)), _number(match.group(2)), match.group(3)
+    for worker, told in ((source, match.group(1)), (target, match.group(2))):
         if worker >= workers:
             raise UsageError(
-                f"--migrate {text!r}: worker {worker} does not exist;"
+                f"--migrate {text!r}: worker {told} does not exist;"
                 f" with --workers {workers} they are 0 to {workers - 1}"
             )
     if source == target:
         raise UsageError(f"--migrate {text!r}: both workers are {source}; name two different ones")
     return Move(source, target, _parse_when(f"--migrate {text!r}", when))
+
+
+def _number(digits: str) -> int:
+    """The number, or one that is greater than any of workers."""
+    return int(digits) if len(digits) <= _DIGITS else 10**_DIGITS
 
 
 def _parse_when(option: str, when: str) -> When:
@@ -320,13 +331,15 @@ def parse_resizes(texts: Sequence[str], workers: int) -> list[Resize]:
         match = _MOVE.fullmatch(text)
         if match is None:
             raise UsageError(f"--rescale {text!r}: write FROM:TO@WHEN, for example 2:4@50% or 2:4@5s")
-        before, after = int(match.group(1)), int(match.group(2))
+        before, after = _number(match.group(1)), _number(match.group(2))
         there = found[-1].after if found else workers
         if before != there:
             why = f"--rescale {found[-1]}" if found else f"--workers {workers}"
             raise UsageError(f"--rescale {text!r}: there are {there} workers then, after {why}; begin with {there}:")
         if after < 1:
             raise UsageError(f"--rescale {text!r}: at least 1 worker has to stay")
+        if after > MOST_WORKERS:
+            raise UsageError(f"--rescale {text!r}: there are at most {MOST_WORKERS} workers")
         if before == after:
             raise UsageError(f"--rescale {text!r}: both numbers are {before}; name two different ones")
         found.append(Resize(before, after, _parse_when(f"--rescale {text!r}", match.group(3))))
@@ -341,9 +354,7 @@ def parse_lateness(text: str) -> str:
         raise UsageError(str(error)) from error
 
 
-def number_option(
-    option: str, least: int, most: int | None = None, *, help: str, kind: type[int] | type[float] = int
-) -> Any:
+def number_option(option: str, least: int, most: int, *, help: str, kind: type[int] | type[float] = int) -> Any:
     """An option that is a number in a range; the messages of the option parser hide the value.
 
     Parameters
@@ -362,7 +373,6 @@ def number_option(
     typer.Option
         For the annotation of a parameter of this type.
     """
-    span = f"from {least} to {most}" if most is not None else f"of at least {least}"
 
     def read(given: Any) -> Any:
         if not isinstance(given, str):
@@ -371,12 +381,12 @@ def number_option(
             number: int | float = kind(given)
         except ValueError:
             number = math.nan
-        if not least <= number <= (math.inf if most is None else most):
-            raise UsageError(f"{option} {given}: must be a {'whole ' if kind is int else ''}number {span}")
+        if not least <= number <= most:
+            whole = "whole " if kind is int else ""
+            raise UsageError(f"{option} {given}: must be a {whole}number from {least} to {most}")
         return number
 
-    told = help if most is None else f"{help} From {least} to {most}."
-    return typer.Option(option, parser=read, metavar="N", help=told)
+    return typer.Option(option, parser=read, metavar="N", help=f"{help} From {least} to {most}.")
 
 
 def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--output") -> None:

@@ -15,6 +15,7 @@ from penstock._local import MOST_WORKERS
 from penstock._stderr import is_terminal
 from penstock.cli.choices import Gap, Host, Strategy
 from penstock.cli.common import (
+    MOST_BATCH_ROWS,
     Report,
     UsageError,
     check_name_for_spark,
@@ -129,6 +130,7 @@ def nexmark(
         number_option(
             "--batch-rows",
             1,
+            MOST_BATCH_ROWS,
             help="Input rows per epoch, at whose end the watermark moves; with --host engine at least an eighth of the"
             f" input. Default {_BATCH_ROWS}. Hosts local and engine.",
         ),
@@ -172,6 +174,8 @@ def nexmark(
         raise UsageError("--migrate and --rescale: a rescale moves bins itself; give one of them")
     params = workload.load_params(input) if workload.takes_params(query) else {}
     flow = workload.flow(query, params, late or "0s")
+    if moves and not flow.keyed:
+        raise UsageError(f"--migrate does not go with --query {query}: it has no keyed step, whose state could move")
     if late is None and workload.takes_lateness(query) and host is not Host.spark:
         flow = workload.flow(query, params, f"{workload.disorder_ms(input, list(flow.sources))}ms")
     report = Report("nexmark", host.value, workers, str(output), more={"query": query})

@@ -14,6 +14,7 @@ import typer
 from penstock._stderr import is_terminal
 from penstock.cli.choices import Mode, Queue, Scheduler, Where
 from penstock.cli.common import (
+    MOST_BATCH_ROWS,
     Report,
     UsageError,
     bar,
@@ -98,7 +99,10 @@ def tpcxbb(
     batch_rows: Annotated[
         Optional[int],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
         number_option(
-            "--batch-rows", 1, help=f"Rows of the stream that are read at once. Default {_BATCH_ROWS}. Host local."
+            "--batch-rows",
+            1,
+            MOST_BATCH_ROWS,
+            help=f"Rows of the stream that are read at once. Default {_BATCH_ROWS}. Host local.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
