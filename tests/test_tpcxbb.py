@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from examples_support import examples
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import tpcxbb
+from penstock.workloads.tpcxbb import tables
 from penstock.workloads.tpcxbb.tables import CLICKS, ITEM, PAGE, SALES
 from tpcxbb_support import BAGS, PARAMS, expected, some_clicks, some_lines, write
 
@@ -134,6 +135,23 @@ def test_rows_with_one_number_are_refused(tmp_path: Path) -> None:
             result("q2_sessions", folder, 1)
     with pytest.raises(SchemaError, match="has seq 3 after 4; sort it by seq"):
         list(tpcxbb.in_order([pa.record_batch({"seq": [4]}), pa.record_batch({"seq": [3]})], "x"))
+
+
+@pytest.mark.parametrize("piece", [1, 2, 65_536])
+def test_a_ticket_whose_lines_are_apart_is_refused(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of seq, whatever the order in the file; only of the query that gathers tickets."""
+    monkeypatch.setattr(tables, "_PIECE", piece)
+    lines = [(seq, 100, 10, ticket, 1, 5) for seq, ticket in enumerate([7, 7, -3, 8, 8])]
+    folder = write(tmp_path, [], lines[::-1])
+    assert tpcxbb.check(tpcxbb.find("q1"), folder) == 5
+    lines.append((9, 100, 10, -3, 2, 5))
+    said = "the rows of ss_ticket_number -3 are not adjacent in the order of seq"
+    for order in (lines, lines[::-1]):
+        write(tmp_path, [], order)
+        for name in ("q1", "q1_pairs"):
+            with pytest.raises(SchemaError, match=said):
+                tpcxbb.check(tpcxbb.find(name), folder)
+        assert tpcxbb.check(tpcxbb.find("q15"), folder) == 6
 
 
 def test_bad_tables_are_named(tmp_path: Path) -> None:

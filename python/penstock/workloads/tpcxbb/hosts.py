@@ -20,7 +20,7 @@ import pyarrow as pa
 from penstock._resume import Guarded, guarded
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.workloads.tpcxbb.queries import Query, narrow, pack, pipeline
-from penstock.workloads.tpcxbb.tables import in_order, read, read_spark, require, rows
+from penstock.workloads.tpcxbb.tables import check_together, in_order, read, read_spark, require, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,15 +29,19 @@ __all__ = ["check", "run_local", "run_spark"]
 
 
 def check(query: Query, folder: str | Path) -> int:
-    """Look at everything that can be told before the stream is read; returns how many rows it has.
+    """Look at everything that has to be told before the query runs; returns how many rows its stream has.
+
+    Of q1 that is one pass over the numbers of its tickets: of one whose lines are apart some pairs are not counted.
 
     Raises
     ------
     ConfigError, SchemaError
-        When a table, a column or a parameter is missing or does not fit.
+        When a table, a column or a parameter is missing or does not fit, or lines of a ticket are not adjacent.
     """
     pipeline(query, folder)
     require(query.stream, query.columns, folder)
+    if query.stream.together in query.columns:
+        check_together(query.stream, folder)
     return rows(query.stream, folder)
 
 

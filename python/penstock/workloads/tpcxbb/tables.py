@@ -4,8 +4,8 @@ Owns: names and types of the columns, ``params.json``, the readers of both hosts
 record batches in ascending order of ``seq``; the small tables (items, pages) come whole, as dicts.
 
 Invariants: nothing that a query computes from is taken on trust. A column that is missing, of another kind, or null
-where the workload knows no nulls is refused by name, and so is a ``seq`` that comes twice: the answer is defined by one
-order. A file that is not in that order is sorted first.
+where the workload knows no nulls is refused by name, and so are a ``seq`` that comes twice, since the answer is defined
+by one order, and a ticket whose lines are not adjacent in it. A file that is not in that order is sorted first.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
     "SALES",
     "Params",
     "Table",
+    "check_together",
     "dimension",
     "in_order",
     "load_params",
@@ -42,6 +43,9 @@ __all__ = [
     "read_spark",
     "rows",
 ]
+
+#: Rows that are looked at at once.
+_PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,13 @@ class Table:
         Of its file, without ``.parquet``.
     schema : pyarrow.Schema
         All columns that a query may ask for; those that cannot be null say so.
+    together : str or None
+        The column of which equal values stand in adjacent rows of the stream.
     """
 
     name: str
     schema: pa.Schema
+    together: str | None = None
 
     def select(self, columns: Iterable[str]) -> pa.Schema:
         """Return the schema of some of its columns."""
@@ -78,6 +85,7 @@ CLICKS = Table(
 SALES = Table(
     "store_sales",
     _columns("seq ss_sold_date_sk ss_store_sk ss_ticket_number ss_item_sk ss_net_paid_cents"),
+    together="ss_ticket_number",
 )
 #: Category of an item.
 ITEM = Table("item", _columns("i_item_sk i_category_id"))
@@ -142,6 +150,34 @@ def require(table: Table, columns: Iterable[str], folder: str | Path) -> None:
     """Refuse a file that lacks a column, or has it in another kind; see `read`."""
     with open_table(folder, table.name) as file:
         _require(file, table.select(columns), table, folder)
+
+
+def check_together(table: Table, folder: str | Path) -> None:
+    """Refuse a stream in which equal values of `Table.together` stand apart; memory holds one of each run of them.
+
+    Raises
+    ------
+    SchemaError
+        Naming such a value; also as `read`.
+    """
+    column = table.together
+    assert column is not None
+    begins: list[pa.Array] = []
+    last: int | None = None
+    for batch in read(table, ["seq", column], folder, _PIECE):
+        values = batch.column(column)
+        before = pa.concat_arrays([pa.array([last], pa.int64()), values[:-1]])
+        begins.append(values.filter(pc.fill_null(pc.not_equal(values, before), True)))
+        last = values[-1].as_py()
+    runs = pa.chunked_array(begins, pa.int64())
+    if pc.count_distinct(runs).as_py() == len(runs):
+        return
+    found = runs.value_counts()
+    twice = found.field("values")[pc.index(pc.greater(found.field("counts"), 1), True).as_py()]
+    raise SchemaError(
+        f"{table.name}.parquet: the rows of {column} {twice} are not adjacent in the order of seq; number them so that"
+        " they are"
+    )
 
 
 def rows(table: Table, folder: str | Path) -> int:
