@@ -11,6 +11,8 @@ SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 # rustup's directory, for shells that have not read its profile; one Python for every build of pyo3.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# Also where cargo's configuration (build.target-dir) names another folder: what is built is looked for here.
+export CARGO_TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # Images of containers like to set it; then every process, each worker of Spark too, compiles anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,7 +57,7 @@ test-rust: setup ## cargo test
 	@$(STEP) "cargo test" $(PYTHON) scripts/test_rust.py
 
 test-python: setup ## pytest
-	@$(STEP) "penstock-bench" sh -c 'cargo test --quiet --workspace --locked --no-run --test late && touch "$${CARGO_TARGET_DIR:-target}/debug/penstock-bench"'
+	@$(STEP) "penstock-bench" sh -c 'cargo test --quiet --workspace --locked --no-run --test late && touch "$$CARGO_TARGET_DIR/debug/penstock-bench"'
 	@$(STEP) "classes of Spark for tests" $(BIN)/python tests/spark_classes.py
 	@$(STEP) "pytest" $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=15 $(ARGS)
 
@@ -82,7 +84,7 @@ test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel
 	@$(STEP) "installed wheel" $(BIN)/python scripts/check_wheel.py target/wheels-test/penstock-*.whl
 
 fuzz: ## every decoder of bytes from outside under cargo-fuzz, a minute each; FUZZ="TARGET ..." names some, SECONDS_PER_TARGET= the time
-	@scripts/fuzz.sh $(FUZZ)
+	@CARGO_TARGET_DIR=$(CURDIR)/fuzz/target scripts/fuzz.sh $(FUZZ)
 
 bench: release ## all benches beside their peers, into benches/results (an hour and a half; goes on where it stopped)
 	@$(BIN)/penstock bench --all --record benches/results $(ARGS)

@@ -48,6 +48,25 @@ def test_it_says_which_packages_are_left(setup: ModuleType, capsys: pytest.Captu
     assert progress.spoken == ["Resolved 60 packages in 1.33s"]
 
 
+@pytest.mark.parametrize("given", [None, "/elsewhere"])
+def test_make_says_where_cargo_builds(given: str | None) -> None:
+    """Also where cargo's configuration names another folder: make looks for what it built."""
+    root = Path(__file__).resolve().parents[1]
+    ours = ("CARGO_TARGET_DIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    environment |= {} if given is None else {"CARGO_TARGET_DIR": given}
+    done = subprocess.run(
+        ["make", "--no-print-directory", "-f", "Makefile", "-f", "-", "show"],
+        input="show:\n\t@echo $$CARGO_TARGET_DIR\n",
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{given or root / 'target'}\n"), done.stderr
+
+
 def test_it_says_how_many_crates_are_left(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     progress = setup.Progress("build the native module")
     progress.hear("   Compiling penstock-plan v0.1.0")
