@@ -309,14 +309,30 @@ def test_what_asks_a_run_of_all_to_end_ends_its_bench(
         os.kill(os.getpid(), number)
 
     asking = threading.Thread(target=ask)
-    asking.start()
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt):
-        runner.run_all(tmp_path, Options(), False, print, print)
-    asking.join()
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        asking.start()
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_all(tmp_path, Options(), False, print, print)
+        asking.join()
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     beside = int((tmp_path / "pid").read_text())
     _wait_until(lambda: _is_over(beside))
-    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_of_all_that_is_ended_says_by_which_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    pytest.importorskip("pyspark")
+    from penstock_bench import runner
+
+    if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_DFL:
+        pytest.skip(f"{number.name} is not as a command finds it here")
+    monkeypatch.setattr(runner, "_run_all", lambda *_: signal.raise_signal(number))
+    assert main(["bench", "--all", "--quick", "--record", str(tmp_path)]) == 128 + number
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,10 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def _interrupted_by_all() -> Iterator[None]:
-    """Let what asks this process to end do what Ctrl-C does: the children are in sessions of their own."""
+    """Let what asks this process to end do what Ctrl-C does: the children are in sessions of their own.
+
+    A handler that is there stays: the command's does the same, and tells which signal it was.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -198,7 +201,8 @@ def _interrupted_by_all() -> Iterator[None]:
 
     with contextlib.ExitStack() as restore:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            restore.callback(signal.signal, number, signal.signal(number, interrupt))
+            if signal.getsignal(number) is signal.SIG_DFL:
+                restore.callback(signal.signal, number, signal.signal(number, interrupt))
         yield
 
 
