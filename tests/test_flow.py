@@ -393,6 +393,7 @@ MODULES = (
     "penstock._local",
     "penstock._pump",
     "penstock._extras",
+    "penstock._functions.columns",
     "penstock._schema",
     "penstock.graph",
     "penstock.handles",
