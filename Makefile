@@ -15,6 +15,8 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 export CARGO_TARGET_DIR := $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 # Images of containers like to set it; then every process, each worker of Spark too, compiles anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
+# Where crates lie, which is in each message of a panic there; a wheel does not tell of it.
+CRATES = $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -63,8 +65,8 @@ test-python: setup ## pytest
 
 wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes on two cores)
 	@rm -rf target/wheels
-	@$(BIN)/maturin build --release --locked --out target/wheels
-	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
+	@RUSTFLAGS="$$RUSTFLAGS --remap-path-prefix=$(CRATES)=crates" $(BIN)/maturin build --release --locked --out target/wheels
+	@$(BIN)/python scripts/check_wheel.py --to-publish target/wheels/penstock-*.whl
 
 test-long: setup ## what repeats for minutes: every test, more cases and seeds, fresh ones each time (SEED=, which it prints, for the same again)
 	@$(STEP) "cargo test, more seeds" env CARGO_PROFILE_DEV_OPT_LEVEL=1 PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PENSTOCK_TEST_LIMIT_S=$${PENSTOCK_TEST_LIMIT_S:-12000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) $(PYTHON) scripts/test_rust.py

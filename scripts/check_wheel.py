@@ -1,12 +1,14 @@
 """Check the wheel as a user gets it: its content, and that it works away from the checkout.
 
-Usage: ``python scripts/check_wheel.py WHEEL``. The wheel is unpacked into a temporary directory
+Usage: ``python scripts/check_wheel.py [--to-publish] WHEEL``. One to publish names no folder of who built it in its
+native module either, which costs a build of its own (`make wheel`). The wheel is unpacked into a temporary directory
 that stands before everything else on the path, and a fresh interpreter runs a flow with it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,23 @@ print("penstock", penstock.__version__, "works from its wheel")
 """
 
 
-def main(wheel: str) -> None:
+#: The folder in which cargo keeps the sources of crates, by a whole path.
+CRATES = re.compile(rb"/[\x21-\x7e]*/registry/src/")
+
+
+def builders_folders(archive: zipfile.ZipFile, to_publish: bool) -> list[str]:
+    """Files that name a folder of who built the wheel."""
+    found = []
+    for name in archive.namelist():
+        content = archive.read(name)
+        bill = "/sboms/" in name and b"file://" in content
+        native = to_publish and name.startswith("penstock/_native.") and not name.endswith(".pyi")
+        if bill or (native and CRATES.search(content)):
+            found.append(name)
+    return found
+
+
+def main(wheel: str, to_publish: bool) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         native = [name for name in names if name.startswith("penstock/_native.") and ".so" in name]
@@ -44,6 +62,7 @@ def main(wheel: str) -> None:
         assert not [name for name in names if name.startswith(("penstock_bench", "penstock/bench", "benches"))], (
             "benches in the wheel: they are of a checkout only"
         )
+        assert not (told := builders_folders(archive, to_publish)), f"folders of who built it stand in {told}"
         for text in ("LICENSE", "THIRD-PARTY-NOTICES"):
             assert any(name.endswith(f"licenses/{text}") for name in names), f"no {text} in the wheel"
         with tempfile.TemporaryDirectory(prefix="penstock-wheel-") as directory:
@@ -55,4 +74,4 @@ def main(wheel: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[-1], "--to-publish" in sys.argv[1:-1])

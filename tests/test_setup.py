@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -248,3 +249,24 @@ def test_real_parts_are_installed_without_uv_too(monkeypatch: pytest.MonkeyPatch
     asked.clear()
     real.environment()
     assert not asked, "it is there"
+
+
+def test_a_wheel_names_no_folder_of_who_built_it(tmp_path: Path) -> None:
+    wheel = script("check_wheel")
+
+    def found(*, to_publish: bool, **files: bytes) -> list[str]:
+        names = {"native": "penstock/_native.abi3.so", "bill": "penstock-0.1.0.dist-info/sboms/python.cyclonedx.json"}
+        with zipfile.ZipFile(tmp_path / "a.whl", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(names[name], content)
+            result: list[str] = wheel.builders_folders(archive, to_publish)
+        return result
+
+    clean = b"\0crates/index.crates.io-1/arrow-1/src/lib.rs\0/rustc/1/library/core/src/lib.rs"
+    named = b"\0/home/ann/.cargo/registry/src/index.crates.io-1/arrow-1/src/lib.rs\0"
+    assert found(to_publish=True, native=clean, bill=b'{"bom-ref": "pkg:cargo/arrow@1"}') == []
+    assert found(to_publish=True, native=named) == ["penstock/_native.abi3.so"]
+    assert found(to_publish=False, native=named) == []  # as who develops has it
+    assert len(found(to_publish=False, bill=b'{"bom-ref": "path+file:///home/ann/penstock#0.1.0"}')) == 1
+    told = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())
+    assert told["tool"]["maturin"]["sbom"] == {"rust": False}
