@@ -37,7 +37,8 @@ def main(config: DemoConfig, *, plain: bool = False) -> int:
     Returns
     -------
     int
-        Exit status: 0 when the output is right, 1 when it is not, 130 after an interrupt. A run that fails raises.
+        Exit status: 0 when the output is right, 1 when it is not, 130 after an interrupt that comes before the report
+        is written. A run that fails raises.
     """
     console = Console(force_terminal=False if plain else None)
     stop = threading.Event()
