@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock._extras import how_to_install
 from penstock.cli import main
 from penstock.errors import ConfigError, EngineError
 from penstock_bench import command, core, machine, record, targets
@@ -1247,7 +1248,7 @@ def test_without_spark_the_bench_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     nexmark.run(Options(quick=True, seconds=0.1), print, said.append, events=100, parts=["spark"])
-    assert said == ["without Spark: pip install 'penstock[spark]'"]
+    assert said == [f"without Spark: {how_to_install('spark')}"]
 
 
 @pytest.mark.timeout(120)

@@ -42,6 +42,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from penstock import Flow, _native
+from penstock._extras import how_to_install
 from penstock.errors import EngineError
 from penstock.workloads import nexmark
 from penstock_bench import apart, core, machine, streams
@@ -304,7 +305,7 @@ def _beside_files(
 
 def _may_start_spark(options: Options, tell: Tell) -> bool:
     if importlib.util.find_spec("pyspark") is None:
-        tell("without Spark: pip install 'penstock[spark]'")
+        tell(f"without Spark: {how_to_install('spark')}")
         return False
     if options.left() < _STARTING_S:
         tell("no time was left for Spark in a quick run")

@@ -1,7 +1,7 @@
 """Pictures of recorded results, for benches whose result is a curve.
 
 Owns: which benches have one, and how it is drawn. Invariant: a picture shows what the lines beside it say, no more;
-equal lines give equal bytes. Needs matplotlib (``pip install penstock[report]``), imported when something is drawn.
+equal lines give equal bytes. Needs matplotlib, imported when something is drawn.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from penstock import _native
+from penstock._extras import how_to_install
 from penstock.cli.common import interrupt_later
 from penstock.errors import ConfigError, EngineError
 from penstock_bench import core, machine, record
@@ -63,7 +64,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
         When it fails.
     """
     if bench.kind == "spark" and importlib.util.find_spec("pyspark") is None:
-        raise ConfigError(f"{bench.name} needs Spark: pip install 'penstock[spark]'")
+        raise ConfigError(f"{bench.name} needs Spark: {how_to_install('spark')}")
     with machine.pinned(options.cores) as cpus:
         about = _about() | {"pinned": cpus}
         if bench.kind != "core" and about["commit"] is not None and not _module_is_of_this_code():
@@ -107,7 +108,7 @@ def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell,
         Names of the benches that failed; why was told.
     """
     if importlib.util.find_spec("pyspark") is None:
-        raise ConfigError("a run of all benches needs Spark: pip install 'penstock[spark]'")
+        raise ConfigError(f"a run of all benches needs Spark: {how_to_install('spark')}")
     with _interrupted_by_all():
         return _run_all(folder, options, again, emit, tell, fewer)
 
