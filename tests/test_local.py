@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import pickle
@@ -13,6 +14,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
@@ -967,6 +969,39 @@ print(threading.active_count() <= before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110)
     assert done.stdout.strip() == "True", done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_that_failed_is_gone_when_it_is_closed(workers: int) -> None:
+    """The exception has the frames that it went through, and those the run, which must not keep it."""
+
+    class Held:
+        pass
+
+    def failed(held: Held) -> None:
+        def work(batch: pa.RecordBatch) -> pa.RecordBatch:
+            raise ValueError(f"not with {held}")
+
+        with pytest.raises(UserFunctionError, match="not with"):
+            pk.Flow("k bigint").map_batches(work).collect(pa.table({"k": [1]}))
+        with pk.Flow("k bigint").map_batches(work).start(workers) as session:
+            with pytest.raises(UserFunctionError, match="not with"):
+                list(session.run(pa.table({"k": [1, 2]})))
+            session.close()
+            assert session._native.failed
+
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+    for _ in range(3):
+        held = Held()
+        alive.add(held)
+        failed(held)
+        del held
+
+    def gone() -> bool:
+        gc.collect()
+        return not alive
+
+    wait_for(gone, timeout=10, what="their end")
 
 
 def test_figures_are_a_table() -> None:

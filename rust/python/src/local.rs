@@ -81,8 +81,11 @@ struct Books {
     counts: Counts,
     /// The last epoch was released.
     finished: bool,
-    /// Failures told so far; each worker tells at most one.
+    /// Failures told so far; each worker tells at most one. None are kept when closed: an exception of Python's has the frames that it went through, and with
+    /// them this run.
     failures: Vec<HostError>,
+    /// Whether one was told, closed or not.
+    failed: bool,
     next_migration: u64,
     /// None while under way.
     migrations: HashMap<u64, Option<Result<Report, Refusal>>>,
@@ -163,7 +166,12 @@ impl Books {
             Event::MigrationRefused { handle, error, .. } => {
                 self.migrations.insert(handle, Some(Err(error)));
             }
-            Event::Failed { error } => self.failures.push(error),
+            Event::Failed { error } => {
+                self.failed = true;
+                if self.group.is_some() {
+                    self.failures.push(error);
+                }
+            }
         }
     }
 
@@ -357,6 +365,7 @@ impl LocalRun {
             counts: Counts { late: 0, sides: vec![0; plan.side_outputs().len()] },
             finished: false,
             failures: Vec::new(),
+            failed: false,
             next_migration: 0,
             migrations: HashMap::new(),
         });
@@ -605,7 +614,7 @@ impl LocalRun {
         let inner = self.inner(py)?;
         let failed = |books: &mut Books| {
             inner.apply(books, None);
-            !books.failures.is_empty()
+            books.failed
         };
         Ok(py.detach(|| inner.with(failed))?)
     }
@@ -680,25 +689,32 @@ impl LocalRun {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let inner = self.inner(py)?;
         let taken = py.detach(|| inner.with(|books| books.group.take()))?;
-        let Some(group) = taken else { return Ok(()) };
-        py.detach(|| group.ask_to_stop());
-        // A worker inside a user's function ends when that returns; until then signals are served.
-        let ended = enter(py, None, |wait| {
-            match inner.events.recv_timeout(wait) {
-                Ok(_) => {}
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
-            }
-            Ok::<_, Problem>(group.has_ended().then_some(()))
+        let ended = taken.map_or(Ok(()), |group| {
+            py.detach(|| group.ask_to_stop());
+            // A worker inside a user's function ends when that returns; until then signals are served.
+            enter(py, None, |wait| {
+                match inner.events.recv_timeout(wait) {
+                    Ok(_) => {}
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
+                }
+                Ok::<_, Problem>(group.has_ended().then_some(()))
+            })?;
+            // What failed was told by the call that noticed it.
+            let _ = py.detach(|| group.stop());
+            Ok(())
         });
-        match ended {
-            Ok(_) => {
-                // What failed was told by the call that noticed it.
-                let _ = py.detach(|| group.stop());
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        // Also where an interrupt ended the wait. Dropped here, not under the lock: that may run code of the user's.
+        let left = py.detach(|| {
+            let told =
+                inner.events.try_iter().filter(|event| matches!(event, Event::Failed { .. })).collect::<Vec<_>>();
+            inner.with(|books| {
+                books.failed |= !told.is_empty();
+                (std::mem::take(&mut books.failures), told)
+            })
+        })?;
+        drop(left);
+        ended
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
