@@ -693,7 +693,7 @@ frames = st.lists(
 @given(frames)
 def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> None:
     def rows(parts: Any) -> list[str]:
-        plain = [[[None if pd.isna(v) else v for v in column] for column in columns] for _, columns in parts]
+        plain = [[[None if pd.isna(v) else v for v in column] for column in columns] for _, columns, _ in parts]
         return sorted(str(row) for columns in plain for row in zip(*columns, strict=True))
 
     assert rows(joined(several)) == rows(joined(several, naive=True))
@@ -701,8 +701,29 @@ def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> N
     several = [frame for frame in several if frame.shape[1] == 2]
     for frame in several:
         joiner.add(frame)
-    assert sum(batch.num_rows for batch in joiner.take()) == sum(map(len, several))
+    values = [value for batch in joiner.take() for value in batch["a"].to_pylist()]
+    first = [value for frame in several for value in (frame["a"] if "a" in frame else frame[0])]
+    assert values == [None if pd.isna(value) else value for value in first], "in the order of the frames"
     assert joiner.take() == []
+
+
+def test_rows_of_a_call_stay_in_order_where_frames_differ_in_types() -> None:
+    """Those of frames with a null stood behind all others, and the next step got its rows out of order."""
+
+    def func(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            for i in frame["i"].tolist():
+                yield pd.DataFrame({"k": [key[0]], "i": [i], "v": [None if i % 3 == 0 else i]})
+                yield pk.side("s", pd.DataFrame({"i": [i if i % 2 else float(i)]}))
+
+    flow = pk.Flow("k bigint, i bigint").key_by("k")
+    flow = flow.apply_in_pandas_with_state(func, "k bigint, i bigint, v bigint", "n bigint", sides={"s": "i bigint"})
+    beside: list[pa.RecordBatch] = []
+    count = 3_000
+    rows = flow.collect(pa.table({"k": [1] * count, "i": range(count)}), sides={"s": beside.append})
+    assert rows["i"].to_pylist() == list(range(count))
+    assert rows["v"].to_pylist() == [None if i % 3 == 0 else i for i in range(count)]
+    assert [i for batch in beside for i in batch["i"].to_pylist()] == list(range(count))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

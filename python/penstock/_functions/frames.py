@@ -8,7 +8,8 @@ taken instead; `naive` names it, and tests compare the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -374,8 +375,11 @@ class Joiner:
     def flush(self) -> None:
         """Join what was taken so far."""
         frames, self._frames, self._rows = self._frames, [], 0
-        for names, columns in joined(frames):
-            self._made.append(self._batch(names, columns))
+        groups = [(self._batch(names, columns), places) for names, columns, places in joined(frames)]
+        if len(groups) == 1:
+            self._made.append(groups[0][0])
+        elif groups:
+            self._made += _in_order(groups, frames)
         for side in self._sides:
             side.flush()
 
@@ -449,8 +453,26 @@ def _is_coarser(kind: pa.DataType, than: pa.DataType) -> bool:
     return False
 
 
-def joined(frames: Sequence[pd.DataFrame], naive: bool = False) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Frames of equal columns joined: names, and the values of each column.
+def _in_order(
+    groups: Sequence[tuple[pa.RecordBatch, Sequence[int]]], frames: Sequence[pd.DataFrame]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of frames that were joined in several groups, cut so that they stand in the order of the frames."""
+    batch_of: list[Any] = [None] * len(frames)
+    for batch, places in groups:
+        for place in places:
+            batch_of[place] = batch
+    taken = {id(batch): 0 for batch, _ in groups}
+    # Whoever joins frames has the batches: their ids stay theirs.
+    for _, run in itertools.groupby(range(len(frames)), lambda place: id(batch_of[place])):
+        places = list(run)
+        batch, rows = batch_of[places[0]], sum(len(frames[place]) for place in places)
+        start = taken[id(batch)]
+        taken[id(batch)] = start + rows
+        yield batch.slice(start, rows)
+
+
+def joined(frames: Sequence[pd.DataFrame], naive: bool = False) -> list[tuple[tuple[Any, ...], list[Any], list[int]]]:
+    """Frames of equal columns joined: names, the values of each column, and which of the frames they are.
 
     Frames that differ in names or types come apart, in order of first appearance.
     """
@@ -461,19 +483,19 @@ def joined(frames: Sequence[pd.DataFrame], naive: bool = False) -> list[tuple[tu
             return _joined(frames)
         except Exception:
             pass  # pandas looks inside otherwise than expected
-    groups: dict[Any, list[pd.DataFrame]] = {}
-    for frame in frames:
-        groups.setdefault((tuple(frame.columns), tuple(map(str, frame.dtypes))), []).append(frame)
+    groups: dict[Any, list[int]] = {}
+    for number, frame in enumerate(frames):
+        groups.setdefault((tuple(frame.columns), tuple(map(str, frame.dtypes))), []).append(number)
     found = []
-    for (names, _), several in groups.items():
-        whole = pd.concat(several, ignore_index=True)
-        found.append((names, [whole.iloc[:, place].array for place in range(len(names))]))
+    for (names, _), numbers in groups.items():
+        whole = pd.concat([frames[number] for number in numbers], ignore_index=True)
+        found.append((names, [whole.iloc[:, place].array for place in range(len(names))], numbers))
     return found
 
 
-def _joined(frames: Sequence[pd.DataFrame]) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    groups: dict[Any, list[Any]] = {}
-    for frame in frames:
+def _joined(frames: Sequence[pd.DataFrame]) -> list[tuple[tuple[Any, ...], list[Any], list[int]]]:
+    groups: dict[Any, tuple[list[Any], list[int]]] = {}
+    for number, frame in enumerate(frames):
         manager: Any = frame._mgr
         blocks = manager.blocks
         sign = (
@@ -482,11 +504,12 @@ def _joined(frames: Sequence[pd.DataFrame]) -> list[tuple[tuple[Any, ...], list[
         )
         same = groups.get(sign)
         if same is None:
-            groups[sign] = [blocks]
+            groups[sign] = [blocks], [number]
         else:
-            same.append(blocks)
+            same[0].append(blocks)
+            same[1].append(number)
     found = []
-    for (names, _), several in groups.items():
+    for (names, _), (several, numbers) in groups.items():
         columns: list[Any] = [None] * len(names)
         for place, block in enumerate(several[0]):
             parts = [blocks[place].values for blocks in several]
@@ -501,5 +524,5 @@ def _joined(frames: Sequence[pd.DataFrame]) -> list[tuple[tuple[Any, ...], list[
                 whole = type(parts[0])._concat_same_type(parts, axis=1)
                 for row, location in enumerate(locations):
                     columns[location] = whole[row]
-        found.append((names, columns))
+        found.append((names, columns, numbers))
     return found
