@@ -13,7 +13,8 @@
 //!   the last item.
 //!
 //! One run hands out at most [`QUANTUM`] items and asks for another run, so that the operators behind it work in between:
-//! within a worker the queues of the body then hold what a quantum becomes, however large the batch is.
+//! within a worker the queues of the body then hold what a quantum becomes, however large the batch is. So does one in which items
+//! are long in coming ([`TURN`]).
 //!
 //! What has left the scope on its way to another process is no longer in the window, so nothing is handed out while the links are full
 //! ([`Scope::has_room`]). That ends when the workers there step, whatever their operators wait for: a batcher in a loop locks nothing up.
@@ -25,6 +26,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use penstock_dataflow::{Activator, BoxError, Frontiers, Input, OperatorBuilder, Output, Pipeline, Scope, Stream};
 use penstock_progress::capability::Capability;
@@ -41,6 +43,8 @@ use crate::window::Window;
 
 /// Items in one run of the batcher, and in one block.
 pub const QUANTUM: usize = 1024;
+/// How long a run goes on when it has not handed out as many.
+const TURN: Duration = Duration::from_millis(20);
 /// Blocks of inputs that one run looks through when they have no items.
 const PATIENCE: usize = 64;
 
@@ -213,6 +217,7 @@ where
     /// Hands out items as long as there are some, the window has room, and this run has not done enough.
     fn admit(&mut self, output: &mut Output<I, P::Block>) -> Result<(), BoxError> {
         let (mut items, mut looked) = (0, 0);
+        let mut begun = None;
         while let Some(mut first) = self.pending.first_entry() {
             let outer = first.key().clone();
             let (batches, size) = self.shared.borrow_mut().regulator.bounds();
@@ -222,7 +227,8 @@ where
             if pending.filled == 0 && !self.shared.borrow().window.has_room(&outer, batches) {
                 return Ok(());
             }
-            if items >= QUANTUM || looked >= PATIENCE {
+            let is_over = begun.get_or_insert_with(Instant::now).elapsed() >= TURN;
+            if items >= QUANTUM || looked >= PATIENCE || is_over {
                 self.again.activate();
                 return Ok(());
             }

@@ -5,10 +5,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crate::support::{self, everywhere, run};
 use penstock_bounded::{
-    Batched, BoundedStream, Bounds, BoundsError, Event, Failure, Faucet, Limits, Memory, OnFailure, Phase,
+    Batched, BoundedStream, Bounds, BoundsError, Egress, Event, Expand, Failure, Faucet, Fault, Limits, Memory,
+    OnFailure, Phase,
 };
 use penstock_dataflow::{BoxError, Error, Pipeline, Worker, execute, fabric};
 
@@ -556,4 +558,65 @@ fn results_are_the_same_over_processes() {
             assert_eq!(sorted(rows), expected, "{name}");
         }
     }
+}
+
+/// Takes long for an item, gives every other time none, and counts how often it is asked.
+struct Slow(Rc<Cell<usize>>);
+
+impl Expand<Vec<u64>> for Slow {
+    type Inputs = u64;
+    type Gathered = Vec<u64>;
+    type Block = Vec<u64>;
+
+    fn load(&mut self, block: Vec<u64>) -> Result<u64, BoxError> {
+        Ok(block.len() as u64)
+    }
+
+    fn left(&self, inputs: &u64) -> u64 {
+        *inputs
+    }
+
+    fn fill(&mut self, inputs: &mut u64, _: usize, items: &mut Vec<u64>) -> (usize, Result<(), Fault>) {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        self.0.set(self.0.get() + 1);
+        *inputs -= 1;
+        let count = usize::from(inputs.is_multiple_of(2));
+        items.extend(vec![*inputs; count]);
+        (count, Ok(()))
+    }
+
+    fn seal(&mut self, items: Vec<u64>, give: &mut dyn FnMut(Vec<u64>)) -> Result<(), BoxError> {
+        give(items);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_run_ends_in_time_where_items_are_long_in_coming() {
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    let (asked, got) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let (expand, counted) = (Slow(asked.clone()), got.clone());
+    let mut input = worker.dataflow::<u64, _>("slow", |scope| {
+        let (input, numbers) = scope.new_input::<Vec<u64>>();
+        let faucet = Faucet::<Batched<u64>, Vec<u64>>::new(Bounds::fixed(2, 64).unwrap());
+        let (_, items, mut gate, _) = faucet.open(&numbers, expand);
+        let seen = items.inspect(move |_, block| counted.set(counted.get() + block.len()));
+        Egress::leave(seen, &mut gate);
+        input
+    });
+    input.send((0..6).collect());
+    drop(input);
+    let mut most = 0;
+    loop {
+        let before = (asked.get(), got.get());
+        let more = worker.step().unwrap();
+        most = most.max(asked.get() - before.0);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((asked.get(), got.get(), most), (6, 3, 1), "one look each step, in which all else has its turn");
 }

@@ -91,6 +91,8 @@ pub(crate) struct WorkerLoop {
     unmeasured: bool,
     /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
     scopes_told: Instant,
+    /// When rows were told before their epoch was complete.
+    rows_told: Instant,
     /// Bytes of rows that were told and are not taken.
     untaken: usize,
     late_rows: u64,
@@ -104,6 +106,8 @@ const MEASURE_SHARE: u32 = 50;
 const FEW_BINS: usize = 1 << 10;
 /// Bytes that may be told and not taken.
 const UNTAKEN_BYTES: usize = 8 << 20;
+/// How long rows of an epoch that takes longer wait until there are enough to tell them.
+const ROWS_EVERY: Duration = Duration::from_millis(250);
 /// How old the figures of a bounded scope may be while its worker is busy.
 const SCOPES_EVERY: Duration = Duration::from_millis(20);
 impl Driven for Seat {
@@ -212,6 +216,7 @@ impl WorkerLoop {
             measured: (Instant::now(), Duration::ZERO, None),
             unmeasured: false,
             scopes_told: Instant::now(),
+            rows_told: Instant::now(),
             untaken: 0,
             late_rows: 0,
             few_bins,
@@ -258,7 +263,8 @@ impl WorkerLoop {
         }
         busy |= self.pacer.turn(&mut self.seat, &mut |migrated| told(Told::Migrated(migrated)))?;
         if self.pace.eager {
-            self.tell_rows(WORTH_TELLING, told)?;
+            let waited = self.rows_told.elapsed() >= ROWS_EVERY;
+            self.tell_rows(if waited { Worth::default() } else { WORTH_TELLING }, told)?;
         }
         busy |= self.complete(told)?;
         if self.measure_in() == Some(Duration::ZERO) {
@@ -300,6 +306,9 @@ impl WorkerLoop {
         }
         while let Some((epoch, rows)) = self.seat.built.beside.take_worth(worth).map_err(refused)? {
             found.push((epoch, rows, true));
+        }
+        if !found.is_empty() {
+            self.rows_told = Instant::now();
         }
         for (epoch, rows, beside) in found {
             // Also of no columns: rows cost something.
