@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from engine_support import wait_for
 from examples_support import examples
 from penstock import ordered
 from penstock.errors import ConfigError, PlanError, SchemaError, UserFunctionError
@@ -369,6 +370,56 @@ def test_a_loop_that_never_ends_says_what_it_holds_and_can_be_left() -> None:
     assert not thread.is_alive()
     assert scope.holding == "batch 0 of epoch 0, slice 1"
     assert (scope.unfinished, scope.unfinished_rows, scope.buffered) == (2, 6, 1)
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_a_flat_map_that_gives_nothing_is_given_up_when_its_run_is_closed(by_rows: bool) -> None:
+    calls: list[None] = []
+
+    def slow() -> None:
+        calls.append(None)
+        time.sleep(0.001)
+
+    def none(_: int) -> list[Any]:
+        slow()
+        return []
+
+    def empty(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for _ in range(batch.num_rows):
+            slow()
+            yield batch.slice(0, 0)
+
+    session = pk.Flow("n bigint").flat_map(none if by_rows else empty, rows=by_rows).start()
+    rows = session.run(table(n=list(range(5_000))))
+    given: list[Any] = []
+
+    def wait() -> None:
+        with contextlib.suppress(pk.PenstockError):
+            given.extend(rows)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    wait_for(lambda: len(calls) > 10)
+    session.close()
+    thread.join(60)
+    assert not thread.is_alive() and not given
+    assert len(calls) < 1_000
+
+
+def test_what_a_slow_flat_map_gave_is_handed_out_while_it_goes_on() -> None:
+    calls: list[int] = []
+
+    def slow(n: int) -> list[tuple[int]]:
+        calls.append(n)
+        time.sleep(0.001)
+        return [(n,)] if n % 100 == 0 else []
+
+    with pk.Flow("n bigint").flat_map(slow, rows=True).start() as session:
+        rows = session.run(table(n=list(range(2_000))))
+        assert column(next(rows), "n") == [0]
+        assert len(calls) < 1_000
+        assert [n for batch in rows for n in column(batch, "n")] == list(range(100, 2_000, 100))
+    assert calls == list(range(2_000))
 
 
 def test_a_column_that_goes_around_unchanged_is_held_once() -> None:

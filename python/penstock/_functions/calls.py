@@ -52,6 +52,7 @@ def bind(
             misfit,
             declare,
             call.get("sides", ()),
+            stopped,
         )
     if call["kind"] == "stateful":
         return StatefulCall(

@@ -2,12 +2,16 @@
 
 Owns the wrapping of a function that gives an iterable per input, and the loops that draw from it. Invariant: never
 more is drawn than was asked for, and an iterator that raises is given up; what it gave before stays.
+
+A draw lasts about as long as a person does not notice: then it gives what there is, be it nothing, and asks between
+its inputs and rows whether the host is stopping. As in `loop` the clock is read the less often the faster they are.
 """
 
 from __future__ import annotations
 
 import bisect
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -17,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._coroutines import unawaited
+from penstock._functions.loop import MOST_ROWS, SLOW_S, BrokenOff
 from penstock._functions.owned import Made, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
@@ -51,6 +56,7 @@ class FlatMapCall:
         misfit: Callable[..., UserFunctionError],
         declare: Callable[..., str],
         sides: Declared = (),
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self.sides = list(sides)
         self.step = step
@@ -61,6 +67,8 @@ class FlatMapCall:
         self._user_error = user_error
         self._misfit = misfit
         self._declare = declare
+        self._stopped = stopped
+        self._pace = [1]
         self._own = Owner(schema, self.sides) if rows else None
         self._logged = 0
 
@@ -69,8 +77,9 @@ class FlatMapCall:
         fail = self._skipped if skip else self._failed
         if self._own is not None:
             part = self._apart if self.sides else _none_apart
-            return RowExpansion(self.func, self.columns, data, rows, fail, part, self._own)
-        return BatchExpansion(self.func, pa.record_batch(data), fail, self.sides)
+            how = self._own, self._stopped, self._pace
+            return RowExpansion(self.func, self.columns, data, rows, fail, part, *how)
+        return BatchExpansion(self.func, pa.record_batch(data), fail, self.sides, self._stopped)
 
     def _apart(self, made: Made) -> tuple[Made, list[tuple[int, Made]]]:
         return parted(made, self.sides, self.refused)
@@ -107,9 +116,14 @@ class RowExpansion:
         fail: _Fail,
         part: Callable[[Made], tuple[Made, list[tuple[int, Made]]]],
         own: Owner,
+        stopped: Callable[[], bool],
+        pace: list[int],
     ) -> None:
         self._part = part
         self._own = own
+        self._stopped = stopped
+        #: How many inputs and rows come between two looks at the clock, kept from block to block.
+        self._pace = pace
         self._func = func
         self._columns = columns
         self._data = data
@@ -123,7 +137,13 @@ class RowExpansion:
         self._fail = fail
 
     def draw(self, room: int) -> _Drawn:
-        """Up to `room` tuples, those of side outputs included."""
+        """Up to `room` tuples, those of side outputs included.
+
+        Raises
+        ------
+        BrokenOff
+            When the host is stopping.
+        """
         made = Made()
         starts: list[int] = []
         first = self._rows - self.left
@@ -142,14 +162,21 @@ class RowExpansion:
     ) -> tuple[str | None, int, BaseException] | None:
         """Fill `made`; `begin` is told where in it each input begins."""
         own = None if self._own.plain else self._own
+        began = then = time.perf_counter()
+        due = pace = self._pace[0]
+        if self._live is not None:
+            begin(0)
         while self.left and len(made) < room:
             before = len(made)
-            begin(before)
+            wanted = room - before
+            if wanted > due:  # min would be a call per input
+                wanted = due
             try:
                 if self._live is None:
+                    begin(before)
                     self._input, self._drawn = next(self._inputs), 0
                     self._live = _iterator(self._func(*self._input), "an iterable of rows (tuples)")
-                given = islice(self._live, room - before)
+                given = islice(self._live, wanted)
                 made.extend(given if own is None else own.each(given))
             except Exception as error:
                 drawn = self._drawn + len(made) - before
@@ -163,9 +190,23 @@ class RowExpansion:
             except BaseException as error:  # Ctrl-C, SystemExit: nobody's input is at fault
                 self._end()
                 return None, 0, error
-            self._drawn += len(made) - before
-            if len(made) < room:
+            fresh = len(made) - before
+            self._drawn += fresh
+            if fresh < wanted:
                 self._end()
+            due -= fresh + 1
+            if due > 0:
+                continue
+            now = time.perf_counter()
+            if self._stopped():
+                raise BrokenOff
+            if now - then > SLOW_S:
+                pace = 1
+            elif pace < MOST_ROWS:
+                pace += pace
+            due, then, self._pace[0] = pace, now, pace
+            if now - began > SLOW_S:
+                break
         return None
 
     def _end(self) -> None:
@@ -176,8 +217,16 @@ class RowExpansion:
 class BatchExpansion:
     """One batch through a function that gives batches."""
 
-    def __init__(self, func: Callable[..., Any], batch: pa.RecordBatch, fail: _Fail, sides: Declared = ()) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        batch: pa.RecordBatch,
+        fail: _Fail,
+        sides: Declared = (),
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._sides = sides
+        self._stopped = stopped
         self._func = func
         self._batch: pa.RecordBatch | None = batch
         self._first = batch.slice(0, 1)
@@ -189,8 +238,16 @@ class BatchExpansion:
         self._fail = fail
 
     def draw(self, room: int) -> _Drawn:
-        """The next batch, of any length, in a list, or for a side output; nothing when that was all."""
+        """The next batch, of any length, in a list, or for a side output; nothing when that was all, or when none that
+        has rows has come for a while.
+
+        Raises
+        ------
+        BrokenOff
+            When the host is stopping.
+        """
         del room
+        began = time.perf_counter()
         try:
             if self._live is None:
                 batch, self._batch = self._batch, None
@@ -204,6 +261,10 @@ class BatchExpansion:
                     number = number_of(self._sides, given.name) if type(given) is Side else None
                     self._drawn += len(made)
                     return ([made], self.left, None, []) if number is None else ([], self.left, None, [(number, made)])
+                if self._stopped():
+                    break
+                if time.perf_counter() - began > SLOW_S:
+                    return [], self.left, None, []
         except Exception as error:
             self.left, self._live = 0, None
             text = f"a batch of {self._rows} rows, of which the first is {short(self._first.to_pylist()[0], most=200)}"
@@ -218,6 +279,8 @@ class BatchExpansion:
             self.left, self._live = 0, None
             return [], 0, (None, 0, error), []
         self.left, self._live = 0, None
+        if self._stopped():
+            raise BrokenOff
         return [], 0, None, []
 
 

@@ -28,7 +28,7 @@ from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
 
-__all__ = ["NOTHING", "RETURNS", "BrokenOff", "misreturned", "row_loop"]
+__all__ = ["MOST_ROWS", "NOTHING", "RETURNS", "SLOW_S", "BrokenOff", "misreturned", "row_loop"]
 
 #: What a step returns.
 RETURNS: Final = "(state, out)"
@@ -39,8 +39,8 @@ NOTHING: Final = (
 _CODE: Final = "<penstock row loop>"
 
 #: A chunk that took longer makes the next one a single row, seconds.
-_SLOW_S: Final = 0.02
-_MOST_ROWS: Final = 1 << 14
+SLOW_S: Final = 0.02
+MOST_ROWS: Final = 1 << 14
 
 _SOURCE = """
 def loop(step, bins, counts, rows, out, failed, stopped, pace, own, marks, left_of):
@@ -156,8 +156,8 @@ def row_loop(
         "ATOMIC": ATOMIC,
         "BrokenOff": BrokenOff,
         "MISSING": MISSING,
-        "MOST": _MOST_ROWS,
-        "SLOW": _SLOW_S,
+        "MOST": MOST_ROWS,
+        "SLOW": SLOW_S,
         "as_row": _as_row_or_side if sides else _as_row,
         "clock": time.perf_counter,
         "copy_state": copy_state,

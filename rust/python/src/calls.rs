@@ -39,7 +39,7 @@ pub(crate) struct PyCalls {
     calls: Vec<Arc<Call>>,
     stopping: Arc<AtomicBool>,
     /// `penstock._functions.calls.BrokenOff`.
-    broken_off: Py<PyAny>,
+    broken_off: BrokenOff,
 }
 
 struct Call {
@@ -78,7 +78,8 @@ impl PyCalls {
     pub(crate) fn new(calls: &Bound<'_, PyAny>) -> PyResult<Arc<Self>> {
         let py = calls.py();
         let module = py.import("penstock._functions.calls")?;
-        let (bind, broken_off) = (module.getattr("bind")?, module.getattr("BrokenOff")?.unbind());
+        let bind = module.getattr("bind")?;
+        let broken_off = BrokenOff(Arc::new(module.getattr("BrokenOff")?.unbind()));
         let stopping = Arc::new(AtomicBool::new(false));
         let flag = Bound::new(py, StopFlag(stopping.clone()))?;
         let calls = calls
@@ -118,15 +119,8 @@ impl PyCalls {
 }
 
 impl PyCalls {
-    /// Like [`attached`], for calls that can be given up.
     fn attached<T>(&self, step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CallError> {
-        let mut broken_off = false;
-        let outcome = attached(step, |py| {
-            work(py).inspect_err(|error| {
-                broken_off = error.value(py).is_instance(self.broken_off.bind(py)).unwrap_or(false);
-            })
-        });
-        outcome.map_err(|error| CallError { broken_off, ..error })
+        self.broken_off.attached(step, work)
     }
 }
 
@@ -148,7 +142,7 @@ impl Callbacks for PyCalls {
     }
 
     fn expand(&self, call: usize, batch: &Batch, skip: bool) -> Result<Box<dyn Expansion>, CallError> {
-        expand::begin(self.call(call)?, batch, skip)
+        expand::begin(self.call(call)?, batch, skip, self.broken_off.clone())
     }
 
     fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
@@ -431,6 +425,23 @@ fn refused_as<'py>(call: &Bound<'py, PyAny>, method: &str, arguments: impl PyCal
 fn attached<T>(step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CallError> {
     let outcome = ending::attach(|py| work(py).map_err(|error| errors::call_error(py, step, error)));
     outcome.unwrap_or_else(|| Err(CallError::new(step, "Python is shutting down")))
+}
+
+/// The class of what is raised where a call is given up because the host stops.
+#[derive(Clone)]
+struct BrokenOff(Arc<Py<PyAny>>);
+
+impl BrokenOff {
+    /// Like [`attached`], for calls that can be given up.
+    fn attached<T>(&self, step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CallError> {
+        let mut broken_off = false;
+        let outcome = attached(step, |py| {
+            work(py).inspect_err(|error| {
+                broken_off = error.value(py).is_instance(self.0.bind(py)).unwrap_or(false);
+            })
+        });
+        outcome.map_err(|error| CallError { broken_off, ..error })
+    }
 }
 
 /// State of one bin.

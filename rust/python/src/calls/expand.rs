@@ -12,7 +12,7 @@ use penstock_plan::{CallError, Expansion, SideRows, Spoiled};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::{Call, attached, declared, refused_as, refused_rows};
+use super::{BrokenOff, Call, attached, declared, refused_as, refused_rows};
 use crate::arrow::{RecordBatch, import_batch};
 use crate::convert;
 
@@ -25,7 +25,12 @@ const FIRST_DRAW: usize = 64;
 type Drawn<'py> = (Bound<'py, PyList>, u64, Option<(Option<String>, u64, Bound<'py, PyAny>)>, Bound<'py, PyList>);
 
 /// Begins to expand a block.
-pub(super) fn begin(call: &Arc<Call>, batch: &Batch, skip: bool) -> Result<Box<dyn Expansion>, CallError> {
+pub(super) fn begin(
+    call: &Arc<Call>,
+    batch: &Batch,
+    skip: bool,
+    broken_off: BrokenOff,
+) -> Result<Box<dyn Expansion>, CallError> {
     let schema = call.schema.clone().ok_or_else(|| CallError::new(&call.step, "the call declares no schema"))?;
     let (object, left, rows) = attached(&call.step, |py| {
         let object = call.object.bind(py);
@@ -43,11 +48,12 @@ pub(super) fn begin(call: &Arc<Call>, batch: &Batch, skip: bool) -> Result<Box<d
         Ok((begun.unbind(), left, rows))
     })?;
     let most = FIRST_DRAW;
-    Ok(Box::new(PyExpansion { call: call.clone(), schema, object, left, rows, most, rest: None }))
+    Ok(Box::new(PyExpansion { call: call.clone(), broken_off, schema, object, left, rows, most, rest: None }))
 }
 
 struct PyExpansion {
     call: Arc<Call>,
+    broken_off: BrokenOff,
     schema: SchemaRef,
     /// A `penstock._functions.expand.Expansion`.
     object: Py<PyAny>,
@@ -95,7 +101,7 @@ impl PyExpansion {
 
     fn ask(&mut self, room: usize, sides: &mut SideRows) -> Result<(Option<Batch>, Result<(), Spoiled>), CallError> {
         let step = self.call.step.as_str();
-        attached(step, |py| {
+        self.broken_off.attached(step, |py| {
             let drawn = self.object.bind(py).call_method1(pyo3::intern!(py, "draw"), (room,))?;
             let (made, left, failure, beside): Drawn<'_> = drawn.cast::<PyTuple>()?.extract()?;
             self.left = left;
