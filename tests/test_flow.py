@@ -23,7 +23,7 @@ import penstock as pk
 from penstock._flow import builder
 from penstock._functions.inline import needed_times
 from penstock._functions.state import BinState
-from penstock.errors import ConfigError, PlanError, SchemaError, UserFunctionError
+from penstock.errors import ConfigError, PlanError, SchemaError, StateError, UserFunctionError
 
 BIDS = "auction bigint, price bigint, ts timestamp"
 
@@ -577,6 +577,21 @@ def test_state_written_before_has_one_zero() -> None:
         restored.restore((name, body) for _, name, body in part)
     for read in (absorbed, restored):
         assert list(map(str, read.states)) == ["0.0", "(0.0, 'a')"]
+
+
+def test_states_are_handed_over_as_they_are_where_nothing_is_undone() -> None:
+    bin, other = BinState(), BinState()
+    state: list[int] = [1]
+    bin.states["a"] = state
+    entries = bin.entries()
+    assert entries is not None
+    other.take(entries)
+    assert other.states == {"a": [1]} and other.states["a"] is state
+    bin.mark()
+    assert bin.entries() is None, "an undo must not find what the other one made of them"
+    bin.taint()
+    with pytest.raises(StateError, match="failed in the middle of a row"):
+        bin.entries()
 
 
 def test_values_that_python_does_not_hold_are_told_with_their_column() -> None:

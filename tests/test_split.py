@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -364,6 +366,56 @@ def test_what_is_refused_is_told_by_the_name_that_it_was_given() -> None:
         assert sum(out.num_rows for out in session.run(pa.table({"k": [1]}) for _ in range(4))) > 0
         with pytest.raises(EngineError, match=r"part \(13, 4\) is no part any more: what it was part of is whole"):
             ahead.wait(60)
+
+
+class Locked(Longest):
+    def create(self) -> Any:
+        return [0, threading.Lock()]
+
+
+def numbered(state: Any, ts: int, k: int, v: int) -> Any:
+    state = state or (number for number in itertools.count(1))
+    return state, (k, next(state))
+
+
+def rung(state: Any, ts: int, k: int, v: int) -> Any:
+    state = state or itertools.count(1)
+    held: Any = next(state), (value for value in [ts])
+    return state, None, (ts + 25, held)
+
+
+def ring(state: Any, time: int, value: Any, k: int) -> Any:
+    return state, (k, value[0] * 1_000 + next(value[1]))
+
+
+UNPICKLED = {
+    "states": pk.Flow(SCHEMA).key_by("k").stateful_map(numbered, schema="k bigint, n bigint"),
+    "timers": pk.Flow(SCHEMA, event_time="ts", lateness="50ms")
+    .key_by("k")
+    .stateful_map(rung, schema="k bigint, n bigint", on_timer=ring),
+    "aggregates": pk.Flow(SCHEMA).key_by("k").aggregate(Locked(), schema="n bigint", columns=["v"], emit="update"),
+}
+
+
+@pytest.mark.parametrize("name", list(UNPICKLED))
+def test_states_need_not_pickle_to_be_split_and_merged(name: str) -> None:
+    """They stay in their process. A split that somebody else asked for, as `autobalance` does, ended the run."""
+    flow, source = UNPICKLED[name], batches(5, 12)
+    with LocalSession(flow, 2, bits=2, streaming=True) as session:
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(source):
+                if number == 3:
+                    session.split([0, 1, 2, 3], by=3).wait(60)
+                    moves = {(part, 5): part % 2 for part in range(32)}
+                    session.migrate(moves=moves).wait(60)
+                if number == 8:
+                    session.merge(range(4)).wait(60)
+                yield batch
+
+        found = ran(session.run(feed()))
+    with LocalSession(flow, 1, bits=2, streaming=True) as plain:
+        assert found == ran(plain.run(source))
 
 
 def test_parts_are_planned_as_the_workers_do_it() -> None:

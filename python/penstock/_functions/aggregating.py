@@ -121,6 +121,9 @@ class AggregateBin(BinState):
         if self.touched:
             yield bytes((FORMAT, _TOUCHED)) + cloudpickle.dumps(list(self.touched), protocol=5)
 
+    def entries(self) -> list[tuple[Any, Any]] | None:
+        return None if self.touched else super().entries()
+
     def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
         super().restore(entries)
         self._ends = None

@@ -124,6 +124,9 @@ class GroupBin(BinState):
                 writer.write_batch(batch.slice(start, rows))
             yield bytes((FORMAT, _ROWS)) + sink.getvalue()
 
+    def entries(self) -> list[tuple[Any, Any]] | None:
+        return None if self.pending else super().entries()
+
     def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
         self._timers = None
         super().restore(entries)

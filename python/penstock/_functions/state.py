@@ -1,7 +1,8 @@
 """Keyed Python state of one bin: live objects in a dict, with an undo journal and a pickled form.
 
 A `BinState` belongs to one bin of one step with state. The step's loop works on its dict directly (`open`); the objects
-stay live between calls and are pickled only when the bin moves to another process or into a snapshot.
+stay live between calls and are pickled only when the bin moves to another process or into a snapshot. A bin that is
+split or merged hands them over as they are (`entries`, `take`), unless an undo would want them back.
 
 Undo. From the first `mark` on, the state of a key is saved when it is first touched after a mark, and `rollback`
 puts everything back as it was at the last mark. Immutable states are saved by reference; lists, dicts, sets and the
@@ -289,6 +290,23 @@ class BinState:
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
         self.states.update(taken)
+
+    def entries(self) -> list[tuple[Any, Any]] | None:
+        """All keys with their live states, for `take` of other bins here; None where those must get copies, since this
+        one may be rolled back or has more than states.
+
+        Raises
+        ------
+        StateError
+            When a step has failed here.
+        """
+        self._check()
+        return list(self.states.items()) if self.journal is None else None
+
+    def take(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Take keys with their states from `entries` of another bin; they do not count as touched."""
+        self.states.update(entries)
+        self.restore(())  # what else is known of the keys is made anew
 
     def keys(self) -> int:
         """How many keys have state."""

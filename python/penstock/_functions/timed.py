@@ -216,6 +216,9 @@ class TimedBin(BinState):
         for rows in self.waiting:
             yield bytes((FORMAT, _WAITING)) + cloudpickle.dumps(rows, protocol=5)
 
+    def entries(self) -> list[tuple[Any, Any]] | None:
+        return None if self.waiting else super().entries()
+
     def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
         super().restore(entries)
         self._index()

@@ -101,8 +101,31 @@ pub trait BinState: Send + 'static {
         Err(StateError::new("this state does not know the hashes of its keys"))
     }
 
+    /// Takes all of another one, of keys that are not here: how bins are merged.
+    ///
+    /// # Errors
+    /// What of it cannot be taken.
+    fn unite(&mut self, other: &Self, extent: Extent) -> Result<(), StateError>
+    where
+        Self: Sized,
+    {
+        copied(other, self, extent)
+    }
+
     /// The state leaves the table of its worker, or the table ends: from here on it may need nothing of the worker.
     fn leave(&mut self) {}
+}
+
+/// Gives an extent of a state to another one by chunks.
+///
+/// # Errors
+/// What of it cannot be encoded or taken.
+pub fn copied<S: BinState>(from: &S, to: &mut S, extent: Extent) -> Result<(), StateError> {
+    let mut encoding = Encoding::of(extent);
+    while let Some(chunk) = from.encode(&mut encoding)? {
+        to.absorb(&chunk)?;
+    }
+    Ok(())
 }
 
 /// What of a state is encoded.

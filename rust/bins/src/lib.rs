@@ -64,7 +64,7 @@ mod stateful;
 mod stats;
 mod table;
 
-pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
+pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin, copied};
 pub use binary::{Both, Side, distribute, stateful_binary};
 pub use block::Block;
 #[doc(hidden)]

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_progress::Timestamp;
 
-use crate::bin::{BinState, Encoding, Extent};
+use crate::bin::{BinState, Extent};
 use crate::control::Recut;
 use crate::error::BinsError;
 use crate::message::Record;
@@ -48,11 +48,7 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
                     one.mark();
                 }
                 for bin in from {
-                    let (state, mut encoding) = (state(bin)?, Encoding::of(extent));
-                    let failed = |source| BinsError::Encode { bin: *bin, source };
-                    while let Some(chunk) = state.encode(&mut encoding).map_err(failed)? {
-                        one.absorb(&chunk).map_err(|source| BinsError::Chunk { bin: *bin, source })?;
-                    }
+                    one.unite(state(bin)?, extent).map_err(|source| BinsError::Encode { bin: *bin, source })?;
                 }
                 vec![one]
             } else {

@@ -242,6 +242,15 @@ pub trait ForeignState: Any + Send {
     fn restore(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
         self.absorb(chunk)
     }
+    /// Gives its keys as they are to states of the same step, by the hashes of the keys: how bins are split and merged. False, and nothing was
+    /// given, where it cannot or must not, as when an undo would want them back: then they go by chunks.
+    fn hand_over(
+        &self,
+        _part_of: &dyn Fn(u64) -> Option<usize>,
+        _parts: &mut [&mut (dyn ForeignState + 'static)],
+    ) -> Result<bool, StateFault> {
+        Ok(false)
+    }
     /// Keys whose newest state in what was [restored](Self::restore) could not be read.
     fn unreadable(&self) -> Result<Option<Unreadable>, StateFault> {
         Ok(None)

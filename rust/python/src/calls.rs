@@ -13,6 +13,7 @@
 
 mod expand;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -678,6 +679,37 @@ impl ForeignState for PyState {
             let taken = bin.restore(chunk, object);
             bin.measure(object.py(), 0);
             taken
+        })
+    }
+
+    fn hand_over(
+        &self,
+        part_of: &dyn Fn(u64) -> Option<usize>,
+        parts: &mut [&mut (dyn ForeignState + 'static)],
+    ) -> Result<bool, StateFault> {
+        let mut takers = Vec::with_capacity(parts.len());
+        for part in &*parts {
+            let Some(PyState(Ok(bin))) = (&**part as &dyn Any).downcast_ref::<PyState>() else { return Ok(false) };
+            takers.push(bin.clone());
+        }
+        self.with(|bin, object| {
+            let py = object.py();
+            bin.catch_up(py)?;
+            let Some(entries) = object.call_method0("entries")?.extract::<Option<Bound<'_, PyList>>>()? else {
+                return Ok(false);
+            };
+            let dealt: Vec<_> = takers.iter().map(|_| PyList::empty(py)).collect();
+            for (entry, hash) in entries.iter().zip(bin.hashes(&entries)?) {
+                let part = part_of(hash).and_then(|part| dealt.get(part));
+                part.ok_or_else(|| PyRuntimeError::new_err("a key of the state is in none of the parts"))?
+                    .append(entry)?;
+            }
+            for (taker, entries) in takers.iter().zip(dealt) {
+                taker.catch_up(py)?;
+                taker.object.bind(py).call_method1("take", (entries,))?;
+                taker.measure(py, 0);
+            }
+            Ok(true)
         })
     }
 
