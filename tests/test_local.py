@@ -1004,6 +1004,45 @@ def test_a_run_that_failed_is_gone_when_it_is_closed(workers: int) -> None:
     wait_for(gone, timeout=10, what="their end")
 
 
+def test_an_error_of_a_flow_within_a_function_keeps_its_cause() -> None:
+    """It is that of the outer flow as well, and was its own cause: who walked along the causes never came to an end."""
+
+    def inner(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return {}["none"]
+
+    def fail(*_: Any) -> Any:
+        pk.Flow("k bigint").map_batches(inner).collect(pa.table({"k": [1]}))
+
+    class Failing(pk.Aggregator):
+        def create(self) -> Any:
+            return 0
+
+        def accumulate(self, states: Any, groups: Any, rows: Any) -> Any:
+            return fail()
+
+        def merge(self, state: Any, other: Any) -> Any:
+            return state
+
+        def finish(self, states: Any) -> Any:
+            return fail()
+
+    flow = pk.Flow("k bigint")
+    keyed = flow.key_by("k")
+    for failing in (
+        flow.map_batches(fail),
+        flow.flat_map(fail, rows=True),
+        flow.flat_map(fail),
+        keyed.stateful_map(fail, schema="k bigint"),
+        keyed.stateful_map(fail, schema="k bigint", at_end=fail),
+        keyed.stateful_map(lambda state, k: (k, None), schema="k bigint", at_end=fail),
+        keyed.apply_in_pandas_with_state(fail, "k bigint", "n bigint"),
+        keyed.aggregate(Failing(), schema="n bigint"),
+    ):
+        with pytest.raises(UserFunctionError, match="KeyError: 'none'") as failed:
+            failing.collect(pa.table({"k": [1]}))
+        assert isinstance(failed.value.__cause__, KeyError) and failed.value.__cause__.__cause__ is None
+
+
 def test_figures_are_a_table() -> None:
     with counting().start(workers=2) as session:
         list(session.run(pa.table({"k": [1, 2, 3]})))

@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._functions.columns import column_of, each_served, groupable
-from penstock._functions.loop import BrokenOff
+from penstock._functions.loop import BrokenOff, behind
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
 from penstock._views import rows_at
@@ -195,7 +195,8 @@ class AggregateCall:
         try:
             made = [user.create() for _ in range(len(heads[0]))]
         except Exception as error:
-            raise self._failed(user.create, error) from error
+            failed = self._failed(user.create, error)
+            raise failed from behind(failed, error)
         try:
             given = user.accumulate(made, groups, rows)
             if given is not None:
@@ -205,7 +206,8 @@ class AggregateCall:
                     f"accumulate returned {short(made)}; it must be None or a list of {len(heads[0])} states"
                 )
         except Exception as error:
-            raise self._failed(user.accumulate, error) from error
+            failed = self._failed(user.accumulate, error)
+            raise failed from behind(failed, error)
         places, windows, *columns = heads
         #: The sessions of the key at hand, ascending: heads of a key stand together.
         at, sessions = None, list[Window]()
@@ -232,7 +234,8 @@ class AggregateCall:
                     each.taint()
                 if not isinstance(error, Exception):
                     raise
-                raise self._failed(user.merge, error, None, key, self._keys) from error
+                failed = self._failed(user.merge, error, None, key, self._keys)
+                raise failed from behind(failed, error)
             if self._sessions:
                 sessions[first:last] = [window]
             if window and window not in met:
@@ -303,7 +306,8 @@ class AggregateCall:
         except Exception as error:
             for bin in bins:
                 bin.taint()
-            raise self._failed(self._user.finish, error) from error
+            failed = self._failed(self._user.finish, error)
+            raise failed from behind(failed, error)
         columns: dict[str, Any] = {}
         if self._time_type is not None:
             for at, name in enumerate(_WINDOW):

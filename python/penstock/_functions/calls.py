@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
-from penstock._functions.loop import RETURNS, BrokenOff, misreturned, row_loop
+from penstock._functions.loop import RETURNS, BrokenOff, behind, misreturned, row_loop
 from penstock._functions.owned import Made, Marks, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
@@ -108,7 +108,8 @@ class MapCall:
                 return self._parted(result)
             return rows_of(result, "the function returned")
         except Exception as error:
-            raise user_error(self.step, self.func, error) from error
+            made = user_error(self.step, self.func, error)
+            raise made from behind(made, error)
 
     def _parted(self, result: Any) -> tuple[Any, list[tuple[int, Any]]]:
         batches: list[Any] = []
@@ -283,7 +284,7 @@ def user_error(
     note: str | None = None,
     returns: str = RETURNS,
 ) -> UserFunctionError:
-    """The `UserFunctionError` of an exception that `func` raised; the caller raises it from `error`.
+    """The `UserFunctionError` of an exception that `func` raised; the caller raises it from what is `behind` it.
 
     `note` tells about the input in place of the row; `returns` is what a step returns.
     """

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._coroutines import unawaited
-from penstock._functions.loop import MOST_ROWS, SLOW_S, BrokenOff
+from penstock._functions.loop import MOST_ROWS, SLOW_S, BrokenOff, behind
 from penstock._functions.owned import Made, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
@@ -184,8 +184,7 @@ class RowExpansion:
                 self._end()
                 text = short(row, most=200)
                 failed = self._fail(error, row, text, drawn)
-                if failed is not error:
-                    failed.__cause__ = error
+                failed.__cause__ = behind(failed, error)
                 return text, drawn, failed
             except BaseException as error:  # Ctrl-C, SystemExit: nobody's input is at fault
                 self._end()
@@ -272,8 +271,7 @@ class BatchExpansion:
             mistaken = isinstance(error, (TypeError, AttributeError))
             hint = "; the function gets whole batches: say rows=True for a call per row" if mistaken else ""
             failed = self._fail(error, None, text + hint, self._drawn)
-            if failed is not error:
-                failed.__cause__ = error
+            failed.__cause__ = behind(failed, error)
             return [], 0, (text, self._drawn, failed), []
         except BaseException as error:
             self.left, self._live = 0, None

@@ -43,7 +43,7 @@ from penstock._functions.group_state import (
     GroupState,
     StateShape,
 )
-from penstock._functions.loop import BrokenOff
+from penstock._functions.loop import BrokenOff, behind
 from penstock._functions.state import FORMAT, MISSING, BinState, own_nan
 from penstock._views import rows_at
 from penstock.errors import StateError
@@ -322,7 +322,8 @@ class GroupStateCall:
             bin.taint()
             if not isinstance(error, Exception):
                 raise
-            raise self._failed(error, self.keys, key) from error
+            failed = self._failed(error, self.keys, key)
+            raise failed from behind(failed, error)
         timeout_ms = state._timeout_ms
         if state._updated or state._removed or timeout_ms is not None or (entry is not None and entry[1] is not None):
             bin.put(key, state._value, timeout_ms)
@@ -337,4 +338,5 @@ class GroupStateCall:
         except Exception as error:
             for bin in bins:
                 bin.taint()
-            raise self._failed(error, (), ()) from error
+            failed = self._failed(error, (), ())
+            raise failed from behind(failed, error)

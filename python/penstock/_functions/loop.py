@@ -28,7 +28,7 @@ from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
 
-__all__ = ["MOST_ROWS", "NOTHING", "RETURNS", "SLOW_S", "BrokenOff", "misreturned", "row_loop"]
+__all__ = ["MOST_ROWS", "NOTHING", "RETURNS", "SLOW_S", "BrokenOff", "behind", "misreturned", "row_loop"]
 
 #: What a step returns.
 RETURNS: Final = "(state, out)"
@@ -82,7 +82,8 @@ def loop(step, bins, counts, rows, out, failed, stopped, pace, own, marks, left_
                         append({other})
             except BaseException as error:
                 bin.taint()
-                raise failed(error, {key}, ({arguments})) from (error if isinstance(error, Exception) else None)
+                raised = failed(error, {key}, ({arguments}))
+                raise raised from behind(raised, error)
             left -= chunk
             now = clock()
             if now - then > SLOW:
@@ -110,6 +111,11 @@ _JOURNALED = """old = get({key})
 
 class BrokenOff(BaseException):
     """A call was given up because the host is stopping; the user's function did nothing wrong."""
+
+
+def behind(made: BaseException, error: BaseException) -> BaseException | None:
+    """The cause of an exception that is made of `error`, or is that one: then it keeps its own."""
+    return error.__cause__ if made is error else error
 
 
 @functools.cache
@@ -158,6 +164,7 @@ def row_loop(
         "MISSING": MISSING,
         "MOST": MOST_ROWS,
         "SLOW": SLOW_S,
+        "behind": behind,
         "as_row": _as_row_or_side if sides else _as_row,
         "clock": time.perf_counter,
         "copy_state": copy_state,

@@ -43,7 +43,7 @@ import cloudpickle
 import pyarrow as pa
 
 from penstock._coroutines import unawaited
-from penstock._functions.loop import NOTHING, RETURNS, BrokenOff
+from penstock._functions.loop import NOTHING, RETURNS, BrokenOff, behind
 from penstock._functions.owned import Made, Marks, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
 from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
@@ -451,9 +451,8 @@ class TimedCall:
                 try:
                     self._take(at_end(entry[0], *self._parts(key)), out, at)
                 except BaseException as error:
-                    raise self._fault(bin, at_end, error, None, key) from (
-                        error if isinstance(error, Exception) else None
-                    )
+                    made = self._fault(bin, at_end, error, None, key)
+                    raise made from behind(made, error)
             bin.put(key, None, None, [], None)
             if self._stopped():
                 raise BrokenOff
@@ -486,7 +485,8 @@ class TimedCall:
             self._take(result[1], out, call)
         except BaseException as error:
             row = dict(zip(self._names, arguments, strict=True)) if least_us is None else None
-            raise self._fault(bin, func, error, row, key) from (error if isinstance(error, Exception) else None)
+            made = self._fault(bin, func, error, row, key)
+            raise made from behind(made, error)
         state = result[0]
         if used is None or (now_us is not None and now_us > used):
             used = now_us

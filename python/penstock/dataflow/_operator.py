@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
 from penstock._coroutines import UNRUN, unrun
+from penstock._functions.loop import behind
 from penstock._resume import Passed
 from penstock.dataflow._functions import failed
 from penstock.errors import CapabilityError
@@ -443,7 +444,7 @@ def wrap(
                 raise TypeError(f"the constructor returned {type(logic).__name__}, not the logic to run")
         except Exception as error:
             made = failed(step, constructor, error)
-            raise made from (error.__cause__ if made is error else error)
+            raise made from behind(made, error)
 
         def run() -> None:
             try:
@@ -452,7 +453,7 @@ def wrap(
                     raise TypeError(f"the logic {unrun(given)}")
             except Exception as error:
                 made = failed(step, logic, error)
-                raise made from (error.__cause__ if made is error else error)
+                raise made from behind(made, error)
 
         return run
 

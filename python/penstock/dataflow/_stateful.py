@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock._functions.loop import behind
 from penstock._options import whole
 from penstock.dataflow._functions import failed, keys_of, name_of, refusal
 from penstock.dataflow._handles import LAST, Probe
@@ -372,7 +373,7 @@ class _State:
                     out.extend(() if made is None else made)
                 except Exception as error:
                     raised = failed(self._step, fold, error)
-                    raise raised from (error.__cause__ if raised is error else error)
+                    raise raised from behind(raised, error)
             self._index(number)
         return out
 
