@@ -7,6 +7,7 @@ import collections
 import datetime
 import pickle
 import random
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -729,6 +730,55 @@ def test_a_function_that_runs_it_is_taken() -> None:
 def test_other_columns_are_told_with_what_declares_them(build: Callable[[pk.Flow], pk.Flow], says: str) -> None:
     with pytest.raises(UserFunctionError, match=f"; declare what it gives: {says}"):
         build(pk.Flow("k bigint, v double")).collect(pa.table({"k": [1], "v": [0.5]}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["x"], pa.large_string()),
+        pa.array([b"x"], pa.large_binary()),
+        pa.array([1], pa.timestamp("ns")),
+        pa.array([1], pa.timestamp("ms", "Europe/Berlin")),
+        pa.array(["x"]).dictionary_encode(),
+        pa.array([1], pa.uint64()),
+        pa.array([1.5], pa.float16()),
+        pa.array([1], pa.duration("ms")),
+        pa.array([1], pa.date64()),
+        pa.array([1], pa.decimal256(50, 2)),
+        pa.array([True]),
+        pa.array([[1]]),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_what_is_advised_about_other_columns_works(values: pa.Array) -> None:
+    def give(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"k": batch["k"], "v": values, "a-b": values, "a`b": values})
+
+    flow = pk.Flow("k bigint")
+    with pytest.raises(UserFunctionError, match="; declare what it gives: ") as failed:
+        flow.map_batches(give).collect(pa.table({"k": [1]}))
+    found = re.search(r"map_batches\(f, schema=(.*)\) \(", str(failed.value))
+    assert found is not None
+    made = flow.map_batches(give, schema=eval(found[1])).collect(pa.table({"k": [1]}))
+    assert made.schema.types == [pa.int64(), *[values.type] * 3] and made.column_names == ["k", "v", "a-b", "a`b"]
+
+
+def test_types_that_are_long_to_write_are_left_to_the_user() -> None:
+    def give(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"v": pa.array([[1]], pa.large_list(pa.uint8()))})
+
+    with pytest.raises(UserFunctionError, match=r"map_batches\(f, schema='...'\)"):
+        pk.Flow("k bigint").map_batches(give).collect(pa.table({"k": [1]}))
+
+
+def test_the_index_of_a_frame_is_told_as_such() -> None:
+    def below(batch: pa.RecordBatch) -> pa.RecordBatch:
+        frame = batch.to_pandas()
+        return pa.RecordBatch.from_pandas(frame[frame["k"] > 1])
+
+    flow = pk.Flow("k bigint").map_batches(below)
+    with pytest.raises(UserFunctionError, match=r"is the index of a pandas DataFrame: give frame\.reset_index\(drop"):
+        flow.collect(pa.table({"k": [1, 2]}))
 
 
 @pytest.mark.parametrize(

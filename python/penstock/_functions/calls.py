@@ -12,7 +12,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -25,10 +25,24 @@ from penstock._functions.rows import rows_of
 from penstock._functions.short import short
 from penstock._functions.state import BinState
 from penstock._functions.timed import TimedCall
+from penstock._schema import to_arrow, to_ddl
 from penstock._sides import Declared, Side, number_of
-from penstock.errors import UserFunctionError
+from penstock.errors import SchemaError, UserFunctionError
 
 __all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
+
+
+#: Types that are made without more, by their names, and what makes them where that is called otherwise.
+_PLAIN: Final = {
+    "null": "null",
+    "bool": "bool_",
+    "halffloat": "float16",
+    "float": "float32",
+    "double": "float64",
+    **{name: name for size in (8, 16, 32, 64) for name in (f"int{size}", f"uint{size}")},
+    **{f"{size}{name}": f"{size}{name}" for size in ("", "large_") for name in ("string", "binary")},
+    **{name: name for name in ("string_view", "binary_view", "date32", "date64")},
+}
 
 
 def _never() -> bool:
@@ -257,13 +271,53 @@ def declare(method: str, given: Any, declared: Any) -> str:
     """What helps whoever gives batches of other columns than a step declares, as a handle on their schema."""
     if given is None:
         return ""
-    from penstock._flow.text import to_text
-
     found = pa.schema(given)
     if found.names == declared.names and found.types == declared.types:
         return ""
-    columns = to_text(found)
-    return f"; declare what it gives: .{method}(f, schema={columns if len(columns) <= 300 else '...'!r})"
+    index = [name for name in found.names if name.startswith("__index_level_") and name not in declared.names]
+    if index:
+        return f"; {index[0]!r} is the index of a pandas DataFrame: give frame.reset_index(drop=True)"
+    columns = _as_written(found)
+    if columns is None or len(columns) > 300:
+        columns = "'...'"
+    return f"; declare what it gives: .{method}(f, schema={columns})"
+
+
+def _as_written(schema: pa.Schema) -> str | None:
+    """What is written for a schema in Python: DDL where that says the same, else what makes it; None for some types."""
+    try:
+        ddl = to_ddl(schema)
+    except SchemaError:
+        ddl = ""
+    for text in (ddl.replace("`", ""), ddl):
+        try:
+            read = to_arrow(text)
+        except SchemaError:
+            continue
+        if read.names == schema.names and read.types == schema.types:
+            return repr(text)
+    kinds = list(map(_made_by, schema.types))
+    if None in kinds:
+        return None
+    fields = ", ".join(f"({name!r}, {kind})" for name, kind in zip(schema.names, kinds, strict=True))
+    return f"pa.schema([{fields}])"
+
+
+def _made_by(kind: pa.DataType) -> str | None:
+    """The call that makes a type without types inside, but for those of dictionaries."""
+    if pa.types.is_dictionary(kind):
+        inner = _made_by(kind.index_type), _made_by(kind.value_type)
+        text = None if None in inner else f"pa.dictionary({inner[0]}, {inner[1]})"
+    elif pa.types.is_timestamp(kind):
+        text = f"pa.timestamp({kind.unit!r})" if kind.tz is None else f"pa.timestamp({kind.unit!r}, {kind.tz!r})"
+    elif pa.types.is_duration(kind):
+        text = f"pa.duration({kind.unit!r})"
+    elif pa.types.is_decimal(kind):
+        text = f"pa.decimal{kind.bit_width}({kind.precision}, {kind.scale})"
+    else:
+        maker = _PLAIN.get(str(kind).partition("[")[0])
+        text = None if maker is None or getattr(pa, maker)() != kind else f"pa.{maker}()"
+    return text
 
 
 def _input(row: dict[str, Any] | None, key: tuple[Any, ...], keys: Sequence[str], note: str | None) -> str:
