@@ -643,7 +643,8 @@ KEYED = pk.Flow("k bigint, at bigint", event_time="at").key_by("k")
 def test_coroutine_functions_are_refused(build: Callable[[Any], Any], func: Any) -> None:
     kind = r"a coroutine function, and nobody awaits .*asyncio\.run\(later\("
     if func is rows_later:
-        kind = r"an async generator function, and nobody awaits its items; give a plain generator"
+        kind = "an async generator function, and nobody "
+        kind += "(awaits its items; give a plain generator|runs what it returns; give a function without yield)"
     with pytest.raises(ConfigError, match=f"{func.__name__} is {kind}"):
         build(func)
 
@@ -657,6 +658,27 @@ def test_takers_of_rows_that_nobody_runs_are_refused() -> None:
         flow.run_into(taken, ONE)
     with pytest.raises(ConfigError, match=r"^sink returned a generator \(.*taken\), which nobody runs"):
         flow.run_into(lambda batch: taken(batch), ONE)
+
+
+def pairs(state: Any, *values: Any) -> Any:
+    yield state
+    yield (1,)
+
+
+def test_steps_that_nobody_runs_are_refused() -> None:
+    """Two that it yields would be a state and a row."""
+    said = r": pairs is a generator function, and nobody runs what it returns; give a function without yield$"
+    with pytest.raises(ConfigError, match="^stateful_map" + said):
+        KEYED.stateful_map(pairs, schema="k bigint")
+    for option in ("at_end", "on_timer"):
+        with pytest.raises(ConfigError, match=f"^stateful_map {option}" + said):
+            timed = pk.Flow("k bigint, at bigint", event_time="at").key_by("k")
+            timed.stateful_map(lambda *values: (None, None), schema="k bigint", **{option: pairs})
+    given: dict[str, Any]
+    for given in ({}, {"ttl": "1s"}, {"at_end": lambda *values: pairs(*values)}):
+        flow = KEYED.stateful_map(lambda *values: pairs(*values), schema="k bigint", **given)
+        with pytest.raises(UserFunctionError, match=r"the function returned a generator \(pairs\), which nobody runs"):
+            flow.collect(pa.table({"k": [1, 1], "at": [1, 1]}))
 
 
 def test_coroutine_functions_of_aggregators_are_refused() -> None:

@@ -630,7 +630,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only("stateful_map")
         if not callable(step):
             raise ConfigError(f"stateful_map({step!r}): the step must be a function step(state, *values)")
-        require_plain(step, "stateful_map", takes="state, *values")
+        require_plain(step, "stateful_map", takes="state, *values", ignored=True)
         if self._keys is None:
             raise PlanError("stateful_map needs keys: write .key_by('column').stateful_map(...)")
         if self._window is not None:
@@ -755,7 +755,7 @@ class KeyedSteps(FlowBase):
         ):
             if given is not None and not callable(given):
                 raise ConfigError(f"stateful_map {what}={given!r}: give a function")
-            require_plain(given, f"stateful_map {what}", takes=takes)
+            require_plain(given, f"stateful_map {what}", takes=takes, ignored=True)
         ttl_us = None if ttl is None else parse_duration(ttl, "stateful_map ttl")
         if on_timer is not None:
             self._time("stateful_map on_timer")

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock._coroutines import UNRUN, unrun
 from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
@@ -173,6 +174,7 @@ class StatefulCall:
         self.columns = list(columns)
         self.schema = schema
         self._stopped = stopped
+        self._seen = False
         #: Which value is the key. A float is none: of the two zeros the step gets its own, and the key is 0.0.
         alone = len(self.keys) == 1 and self.keys[0] in self.columns
         floating = any(map(pa.types.is_floating, self.key_types))
@@ -215,9 +217,18 @@ class StatefulCall:
         out, marks = Made(), Marks()
         loop = row_loop(len(columns), self._key, journal, bool(self.sides), not self._own.plain)
         how = self._failed, self._stopped, self._pace, self._own
-        loop(self.func, bins, counts, rows, out, *how, marks, first.__length_hint__)
+        # A look at each would cost too much: what gives generators gives no pairs.
+        step = self.func if self._seen else self._looked_at
+        self._seen = True
+        loop(step, bins, counts, rows, out, *how, marks, first.__length_hint__)
         out.whence = functools.partial(self._whence, keys, columns, marks)
         return parted(out, self.sides, self.refused) if self.sides else out
+
+    def _looked_at(self, *given: Any) -> Any:
+        made = self.func(*given)
+        if type(made) in UNRUN:
+            raise TypeError(f"the function {unrun(made)}")
+        return made
 
     def _whence(self, keys: Sequence[Any], columns: Sequence[Sequence[Any]], marks: Marks, place: int) -> Origin:
         at = marks.call_of(place)

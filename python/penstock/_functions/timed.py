@@ -36,13 +36,12 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CoroutineType
 from typing import Any, Final
 
 import cloudpickle
 import pyarrow as pa
 
-from penstock._coroutines import unawaited
+from penstock._coroutines import UNRUN, unrun
 from penstock._functions.loop import NOTHING, RETURNS, BrokenOff, behind
 from penstock._functions.owned import Made, Marks, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
@@ -519,8 +518,8 @@ class TimedCall:
         return found
 
     def _misreturned(self, result: Any) -> str:
-        if type(result) is CoroutineType:
-            return f"the function {unawaited(result)}"
+        if type(result) in UNRUN:
+            return f"the function {unrun(result)}"
         return NOTHING if result is None else f"the function returned {short(result)}; it must be {self._returns}"
 
     def _take(self, made: Any, out: _Out, call: int) -> None:
