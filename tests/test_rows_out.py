@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import datetime
+import decimal
 import pickle
 import random
 import re
@@ -806,7 +807,23 @@ def test_the_index_of_a_frame_is_told_as_such() -> None:
 @pytest.mark.parametrize(
     ("kind", "fits", "says"),
     [
-        (pa.float32(), [1.5, float("inf"), float("nan"), 3.4e38], {1e39: "1e.39 is beyond what a float holds"}),
+        (
+            pa.float32(),
+            [1.5, float("inf"), float("nan"), 3.4e38],
+            {1e39: "1e.39 is beyond what a float holds", np.longdouble("1e400"): "beyond what a double"},
+        ),
+        (
+            pa.float64(),
+            [1.5, float("inf"), -7, 2**53, np.uint64(7), np.int64(-7), np.float32(0.5), np.float64(0.5), None],
+            {
+                2**53 + 1: "a double does not have it exactly",
+                -(2**63) + 1: "a double does not have it exactly",
+                np.uint64(2**64 - 1): "a double does not have it exactly",
+                np.longdouble("1e400"): "beyond what a double holds",
+                decimal.Decimal("1e400"): "beyond what a double holds",
+                True: "not a number",
+            },
+        ),
         (
             pa.timestamp("ms"),
             [datetime.datetime(2026, 1, 1, 0, 0, 0, 1_000), None],
@@ -821,7 +838,40 @@ def test_the_index_of_a_frame_is_told_as_such() -> None:
         (
             pa.duration("ms"),
             [datetime.timedelta(milliseconds=-7), np.timedelta64(7, "ms")],
-            {datetime.timedelta(microseconds=7): "parts of the unit of its type, ms"},
+            {
+                datetime.timedelta(microseconds=7): "parts of the unit of its type, ms",
+                pd.Timedelta(7, "ns"): "parts of the unit of its type, ms",
+            },
+        ),
+        (
+            pa.timestamp("us"),
+            [pd.Timestamp("2026-01-01 00:00:00.000001"), datetime.datetime(2026, 1, 1), None],
+            {pd.Timestamp("2026-01-01 00:00:00.000000001"): "parts of the unit of its type, us"},
+        ),
+        (
+            pa.timestamp("us", "UTC"),
+            [pd.Timestamp("2026-01-01", tz="UTC")],
+            {pd.Timestamp("2026-01-01 00:00:00.000000001", tz="UTC"): "parts of the unit of its type, us"},
+        ),
+        (
+            pa.duration("us"),
+            [pd.Timedelta(7, "us"), datetime.timedelta(1)],
+            {pd.Timedelta(7, "ns"): "parts of the unit of its type, us"},
+        ),
+        (
+            pa.date32(),
+            [pd.Timestamp("2026-01-01"), datetime.date(2026, 1, 1)],
+            {pd.Timestamp("2026-01-01 00:00:00.000000001"): "a time of day, which a date has not"},
+        ),
+        (
+            pa.timestamp("ns"),
+            [pd.Timestamp("2026-01-01 00:00:00.000000001")],
+            {},
+        ),
+        (
+            pa.list_(pa.timestamp("us")),
+            [[pd.Timestamp("2026-01-01")]],
+            {(pd.Timestamp("2026-01-01 00:00:00.000000001"),): "parts of the unit of its type, us"},
         ),
     ],
 )

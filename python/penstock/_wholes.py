@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from math import inf, isinf
 from numbers import Integral, Number, Real
+from operator import attrgetter
 from struct import pack
 from typing import Any, Final, TypeAlias
 
@@ -181,6 +182,12 @@ def _times(kind: pa.DataType) -> _Look:
             return number
         if least and any(_microseconds(one) % least for one in values):
             return _FINER.format(unit)
+        if (
+            unit != "ns"
+            and (finer := _finer(kinds))
+            and any(finer[type(one)](one) for one in values if type(one) in finer)
+        ):
+            return _FINER.format(unit) if unit else _DAY
         if of_day and any(getattr(one, "tzinfo", None) is not None for one in values):
             return _TIME_ZONE
         stamps = dated and [each for each in kinds if issubclass(each, datetime.datetime)]
@@ -198,6 +205,12 @@ def _times(kind: pa.DataType) -> _Look:
         return None
 
     return look
+
+
+def _finer(kinds: Collection[type]) -> dict[type, Callable[[Any], int]]:
+    """Of types whose values have nanoseconds, such as those of pandas, what tells how many beside the microseconds."""
+    names = [(kind, "nanoseconds" if issubclass(kind, datetime.timedelta) else "nanosecond") for kind in kinds]
+    return {kind: attrgetter(name) for kind, name in names if kind.__name__ != "NaTType" and hasattr(kind, name)}
 
 
 def _microseconds(value: Any) -> int:

@@ -296,7 +296,7 @@ fn from_values<'py>(
         DataType::UInt32 => primitives::<UInt32Type>(field, values),
         DataType::UInt64 => primitives::<UInt64Type>(field, values),
         DataType::Float32 => singles(field, values),
-        DataType::Float64 => primitives::<Float64Type>(field, values),
+        DataType::Float64 => doubles(field, values),
         DataType::Boolean => {
             let mut builder = BooleanBuilder::with_capacity(values.len());
             for value in values {
@@ -393,14 +393,52 @@ where
     Ok(Arc::new(builder.finish()))
 }
 
+/// The double of each number, of what is no float the nearest one, but for whole numbers that are none and for finite ones beyond all.
+fn doubles(field: &Field, values: Values<'_, '_>) -> Result<ArrayRef, Misfit> {
+    let mut builder = PrimitiveBuilder::<Float64Type>::with_capacity(values.len());
+    for value in values {
+        let value = value?;
+        builder.append_option(convert(field, &value, |value| match value.cast_exact::<PyFloat>() {
+            Ok(float) => Ok(float.value()),
+            Err(_) => double(value),
+        })?);
+    }
+    Ok(Arc::new(builder.finish()))
+}
+
+/// See [`doubles`].
+fn double(value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let number = nearest(value)?;
+    // Python compares whole numbers as they are; those of numpy are made floats first.
+    let whole = value.getattr_opt(pyo3::intern!(value.py(), "__index__"))?.and_then(|index| index.call0().ok());
+    match whole {
+        Some(whole) if !whole.eq(number)? => {
+            Err(PyValueError::new_err("a double does not have it exactly: give float(number)"))
+        }
+        _ => Ok(number),
+    }
+}
+
+/// The nearest double of a number; of finite ones it is finite.
+fn nearest(value: &Bound<'_, PyAny>) -> PyResult<f64> {
+    if is_truth(value) {
+        return Err(PyTypeError::new_err("not a number"));
+    }
+    let number = value.extract::<f64>()?;
+    if number.is_infinite() && !value.eq(number)? {
+        return Err(PyValueError::new_err("beyond what a double holds"));
+    }
+    Ok(number)
+}
+
 /// The nearest single of each number; one that has none but infinity is refused.
 fn singles(field: &Field, values: Values<'_, '_>) -> Result<ArrayRef, Misfit> {
     let mut builder = PrimitiveBuilder::<Float32Type>::with_capacity(values.len());
     for value in values {
         let value = value?;
-        let number = convert(field, &value, |value| match is_truth(value) {
-            true => Err(PyTypeError::new_err("not a number")),
-            false => value.extract::<f64>(),
+        let number = convert(field, &value, |value| match value.cast_exact::<PyFloat>() {
+            Ok(float) => Ok(float.value()),
+            Err(_) => nearest(value),
         })?;
         if number.is_some_and(|number| number.is_finite() && (number as f32).is_infinite()) {
             return Err(Misfit::of(field, format!("{} is beyond what a float holds", short(&value))));
