@@ -676,3 +676,27 @@ def test_a_function_that_fails_leaves_the_bin_to_be_rolled_back() -> None:
         (1, "again"),
         (1, "z"),
     ]
+
+
+def test_an_event_time_that_is_none_keeps_no_state_for_ever() -> None:
+    """The greatest number stands for "never" in some sources."""
+
+    def seen(count: Any, k: int, ts: int) -> Any:
+        count = (count or 0) + 1
+        return count, (count,)
+
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k").stateful_map(seen, schema="n bigint", ttl="1s")
+    for none in (2**63 - 1, -(2**63), None):
+        rows = pa.table({"k": [1] * 4, "ts": pa.array([0, none, 10_000, 20_000], pa.int64())})
+        assert flow.collect(rows)["n"].to_pylist() == [1, 2, 1, 1]
+
+
+def test_what_a_state_shares_with_its_timers_it_shares_when_it_is_undone() -> None:
+    bin, shared = TimedBin(), [1]
+    bin.put("k", [shared], None, [(5, 1, shared), (6, 2, [shared])], None)
+    bin.mark()
+    bin.keep("k", bin.states["k"])
+    shared.append(2)
+    bin.rollback()
+    state, _, timers = bin.states["k"]
+    assert state == [[1]] and state[0] is timers[0][2] is timers[1][2][0] and state[0] is not shared

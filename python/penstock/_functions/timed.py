@@ -112,7 +112,9 @@ class TimedBin(BinState):
                 self.journal[key] = MISSING
             else:
                 state, used, timers = entry
-                self.journal[key] = copy_state(state), used, [(at, n, copy_state(value)) for at, n, value in timers]
+                known: dict[int, Any] = {}  # what state and timers share they share in the copy
+                copies = [(at, n, copy_state(value, known)) for at, n, value in timers]
+                self.journal[key] = copy_state(state, known), used, copies
 
     def put(
         self, key: Any, state: Any, used: int | None, timers: list[tuple[int, int, Any]], ttl_us: int | None
@@ -403,6 +405,8 @@ class TimedCall:
         for at, (key, values) in enumerate(zip(keys, rows, strict=True)):
             if times is not None:
                 now_us = None if times[at] is None else self._event_us(bin, times[at], key, values)
+                if now_us is not None and abs(now_us) > _LIMIT_US:
+                    now_us = None  # as for the watermark: a state that had been used then would never be over
             self._call(bin, key, now_us, step, values, None, out, at)
             if stopped():
                 raise BrokenOff
