@@ -580,7 +580,11 @@ def test_what_a_step_is_to_return_is_told_by_what_it_may_set() -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (5, {"on_timer": plain}, rf"returned 5; it must be {two} or \(state, out, later\) .*returns {two} or .*later"),
         (5, {"at_end": plain}, rf"returned 5; it must be {two} .*returns {two}$"),
-        ((1, None, (5, "v")), {}, rf"returned more than {two}; a third value, .*, needs on_timer= .*row: k=1.*{two}$"),
+        (
+            (1, None, (5, "v")),
+            {},
+            rf"more than {two}: return .* give on_timer=, and the flow an event_time= .*row: k=1.*{two}$",
+        ),
         ((1, None, (5, "v")), {"at_end": plain}, r"sets \(5, 'v'\) for later, and the step has no on_timer"),
     ]
     for result, options, says in cases:

@@ -187,7 +187,10 @@ def misreturned(error: BaseException) -> str | None:
         return None
     text = str(error)
     if type(error) is ValueError and text.startswith("too many values to unpack"):
-        return f"the function returned more than {RETURNS}; a third value, what is to be called later, needs on_timer="
+        return (
+            f"the function returned more than {RETURNS}: return these two; for a third, what is called later, give"
+            " on_timer=, and the flow an event_time="
+        )
     if type(error) is not TypeError or not text.startswith("cannot unpack non-iterable "):
         return None
     kind = text.removeprefix("cannot unpack non-iterable ").removesuffix(" object")
