@@ -422,6 +422,13 @@ def test_what_a_slow_flat_map_gave_is_handed_out_while_it_goes_on() -> None:
     assert calls == list(range(2_000))
 
 
+def test_a_part_without_steps_hands_its_rows_on() -> None:
+    flow = pk.Flow("n bigint").bounded(lambda part: part, batches=2, batch_size=3)
+    assert column(flow.collect(table(n=list(range(20)))), "n") == list(range(20))
+    with pytest.raises(PlanError, match=r"it returned another flow$"):
+        flow.bounded(lambda part: flow)
+
+
 def test_a_column_that_goes_around_unchanged_is_held_once() -> None:
     """Each round's column holds what it was made of: to let go of tens of thousands, link within link, overflowed."""
 

@@ -217,8 +217,8 @@ class StatelessSteps(FlowBase):
             When a number is not a whole one of at least 1, or too large; when `memory` is given
             with both numbers, which leave nothing to find.
         PlanError
-            When the body uses a keyed step, or does not return the flow it was given with steps
-            added.
+            When the body uses a keyed step, or returns another flow than the one it was given with
+            steps added. A part without steps hands its rows on.
 
         Notes
         -----
