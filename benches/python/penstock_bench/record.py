@@ -34,7 +34,10 @@ _MOST_NAMED = 5
 #: Lines of one run follow each other within this time.
 _APART = timedelta(hours=1)
 #: In the names of cases what another run may find otherwise: they are the same cases.
-_FOUND = re.compile(r"chunk \d+ by hand|best fixed N=\d+ B=\d+|timely [\d.]+")
+_FOUND = re.compile(
+    r"chunk \d+ by hand|best fixed N=\d+ B=\d+|timely [\d.]+|(?<=spreading )\(\w+\)|(?<=one at a time )\(\w+\)"
+    r"| \(no batch done in \d+ s\)"
+)
 
 #: Conditions that the page tells once for a bench, or in columns.
 _TOLD = {
@@ -51,6 +54,7 @@ _TOLD = {
         "commit",
         "pinned",
         "budget_s",
+        "full",
         "at",
     ),
     # Curves, for the picture, and what a case is called.

@@ -73,6 +73,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
 
         def with_more(line: Line) -> None:
             conditions = line["conditions"] | about | {"budget_s": options.seconds, "at": _now()}
+            conditions |= {"full": True} if options.full else {}
             emit({key: line[key] for key in _KEYS} | {"conditions": conditions})
 
         if bench.kind == "core":
@@ -138,10 +139,14 @@ def _run_all(folder: Path, asked: Options, again: bool, emit: Emit, tell: Tell, 
 
 
 def _as_recorded(options: Options, lines: list[Line]) -> Options:
-    """With the greatest budget of the recorded lines, where none was asked for: a shorter run does not replace them."""
-    conditions = [line["conditions"] for line in lines]
-    budgets = [one["budget_s"] for one in conditions if one.get("budget_s") is not None and not one.get("quick")]
-    if options.seconds is not None or options.quick or not budgets:
+    """With the larger cases and the greatest budget of the recorded lines, where none was asked for: a shorter run does
+    not replace them. Where some had the usual budget of their bench, which may be more, that stays."""
+    conditions = [line["conditions"] for line in lines if not line["conditions"].get("quick")]
+    if options.quick or not conditions:
+        return options
+    options = dataclasses.replace(options, full=any(one.get("full") for one in conditions))
+    budgets = [one.get("budget_s") for one in conditions]
+    if options.seconds is not None or None in budgets:
         return options
     return dataclasses.replace(options, seconds=max(budgets))
 
@@ -150,6 +155,8 @@ def _in_child(bench: Bench, options: Options) -> list[Line]:
     command = [sys.executable, "-m", "penstock.cli", "bench", bench.name, "--json"]
     if options.quick:
         command.append("--quick")
+    if options.full:
+        command.append("--full")
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
     limit = LIMIT_S + LIMIT_PER_S * (options.seconds or 0.0)
@@ -215,7 +222,7 @@ def _same(line: Line, commit: str | None, options: Options) -> bool:
     # Lines of the core's program, which Spark's benches may have too, name its compiler.
     profile = core.profile() if "rustc" in conditions.get("versions", {}) else _native.profile()
     now = {"commit": commit, "profile": profile, "quick": options.quick, "budget_s": options.seconds}
-    return all(conditions.get(name) == value for name, value in now.items())
+    return all(conditions.get(name) == value for name, value in now.items()) and options.full == ("full" in conditions)
 
 
 def _about() -> dict[str, Any]:
