@@ -327,7 +327,8 @@ def test_timers_that_fire_before_another_leave_nothing_until_that_one() -> None:
     for ts in range(0, 5_000, 10):
         call.apply([bin], [2], [1, 2], [[1, 2], [ts, ts]])
         call.end_epoch([bin], None, (ts + 5) * 1_000, 0)
-        assert len(bin._timers or ()) <= 2 * 2 + 64
+        assert bin._timers is not None, "nothing is made anew of all timers"
+        assert len(bin._timers) <= 2 * 2 + 64
     assert fired == [(ts + 1, "near") for ts in range(0, 5_000, 10) for _ in (1, 2)]
     call.end_epoch([bin], 0, 1_000_001_000, 0)
     assert fired[-3:] == [(4_991, "near"), (1_000_000, "far"), (1_000_000, "far")]

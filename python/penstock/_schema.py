@@ -251,9 +251,10 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     Cost: one pass over a column whose type differs. Of others nothing per row, but that the nulls inside of nested ones
     are counted where there must be none.
     Accepted: any change of width or unit that keeps every value (checked), dictionaries with any indices or none and
-    views in place of one another, another time zone of an instant, an extension type and what it is stored as in place
-    of one another. Refused: text to number, an instant to a
+    views in place of one another, another time zone of an instant. Refused: text to number, an instant to a
     wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
+    A column, but nothing nested, may be of an extension type in place of what that is stored as, or the other way
+    round.
     Doubles become floats as in Spark: the nearest one, refused where that is infinite.
 
     Examples

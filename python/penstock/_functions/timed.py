@@ -144,7 +144,11 @@ class TimedBin(BinState):
             self._order += 1
             heapq.heappush(timers, (entry[2][0][0], self._order, key))
             if len(timers) > 2 * len(self.states) + _FEW:
-                self._timers = None  # a timer that one before it has fired stands there for each of these
+                # A timer that one before it has fired stands there for each of these. In place, of
+                # the earliest ones alone.
+                heads = ((entry[2][0][0], key) for key, entry in self.states.items() if entry[2])
+                timers[:] = [(at, number, key) for number, (at, key) in enumerate(heads)]
+                heapq.heapify(timers)
 
     def due(self, limit_us: int) -> Any | None:
         """The key of the earliest timer, in a tuple, where that is before `limit_us`."""

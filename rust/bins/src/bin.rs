@@ -101,31 +101,21 @@ pub trait BinState: Send + 'static {
         Err(StateError::new("this state does not know the hashes of its keys"))
     }
 
-    /// Takes all of another one, of keys that are not here: how bins are merged.
+    /// Gives its keys as they are to `parts`, by their hashes: how bins are split and merged where nothing is undone and this one is dropped behind it.
+    /// False, and nothing was given, where it cannot; then they go by [`divide`](Self::divide), or by chunks.
     ///
     /// # Errors
-    /// What of it cannot be taken.
-    fn unite(&mut self, other: &Self, extent: Extent) -> Result<(), StateError>
+    /// What of it cannot be given.
+    fn hand_over(&self, part_of: &dyn Fn(u64) -> Option<usize>, parts: &mut [Self]) -> Result<bool, StateError>
     where
         Self: Sized,
     {
-        copied(other, self, extent)
+        let _ = (part_of, parts);
+        Ok(false)
     }
 
     /// The state leaves the table of its worker, or the table ends: from here on it may need nothing of the worker.
     fn leave(&mut self) {}
-}
-
-/// Gives an extent of a state to another one by chunks.
-///
-/// # Errors
-/// What of it cannot be encoded or taken.
-pub fn copied<S: BinState>(from: &S, to: &mut S, extent: Extent) -> Result<(), StateError> {
-    let mut encoding = Encoding::of(extent);
-    while let Some(chunk) = from.encode(&mut encoding)? {
-        to.absorb(&chunk)?;
-    }
-    Ok(())
 }
 
 /// What of a state is encoded.

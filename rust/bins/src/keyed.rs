@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::bin::{BinState, Encoding, Extent};
 use crate::block::Block;
 use crate::error::StateError;
+use crate::recut::dealt_to;
 
 /// Bytes after which [`KeyedMap`] begins a new chunk.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -254,13 +255,10 @@ where
     fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
         let hash = self.hash.ok_or_else(|| StateError::new("a map that does not know the hashes of its keys"))?;
         let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
-        let mut sorted: Vec<(Range, usize)> = ranges.iter().copied().zip(0..).collect();
-        sorted.sort_unstable_by_key(|(range, _)| range.first());
+        let part_of = dealt_to(ranges);
         let of = |key: &K| {
             let hash = hash(key);
-            let at = sorted.partition_point(|(range, _)| range.last() < hash);
-            let part = sorted.get(at).filter(|(range, _)| range.contains(hash)).map(|(_, part)| *part);
-            part.ok_or_else(|| StateError::new(format!("a key with the hash {hash:#x}, which no part has")))
+            part_of(hash).ok_or_else(|| StateError::new(format!("a key with the hash {hash:#x}, which no part has")))
         };
         for (key, state) in &self.map {
             _ = parts[of(key)?].map.insert(key.clone(), state.clone());

@@ -64,7 +64,7 @@ mod stateful;
 mod stats;
 mod table;
 
-pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin, copied};
+pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
 pub use binary::{Both, Side, distribute, stateful_binary};
 pub use block::Block;
 #[doc(hidden)]
@@ -82,6 +82,7 @@ pub use pending::Pending;
 pub use penstock_balance::Strategy;
 pub use penstock_files::Range;
 pub use plan::{Migration, MigrationProgress, PlanStep, commands, steps};
+pub use recut::dealt_to;
 pub use routing::Routing;
 pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Moment, Outbox};

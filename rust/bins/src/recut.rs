@@ -7,14 +7,15 @@
 //! bin had gone to another process and its parts had come from there. So undoing an epoch, and what an epoch has changed, need nothing of
 //! their own (see `shelf`).
 //!
-//! Cost: a copy of the state of the bin, at one time, on one worker. Memory: twice the state of the bin until the epoch is settled, where epochs are
-//! marked; else until the call returns.
+//! Cost: a copy of the state of the bin, at one time, on one worker; of states that hand over what they have none, where nothing is retained. Memory: twice
+//! the state of the bin until the epoch is settled, where epochs are marked; else until the call returns.
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use penstock_files::Range;
 use penstock_progress::Timestamp;
 
-use crate::bin::{BinState, Extent};
+use crate::bin::{BinState, Encoding, Extent};
 use crate::control::Recut;
 use crate::error::BinsError;
 use crate::message::Record;
@@ -22,6 +23,16 @@ use crate::parts::range_of;
 use crate::route::Shared;
 use crate::stats::BinEvent;
 use crate::table::Held;
+
+/// Which of these ranges a hash is in.
+pub fn dealt_to(ranges: &[Range]) -> impl Fn(u64) -> Option<usize> {
+    let mut sorted: Vec<(Range, usize)> = ranges.iter().copied().zip(0..).collect();
+    sorted.sort_unstable_by_key(|(range, _)| range.first());
+    move |hash| {
+        let at = sorted.partition_point(|(range, _)| range.last() < hash);
+        sorted.get(at).filter(|(range, _)| range.contains(hash)).map(|(_, part)| *part)
+    }
+}
 
 /// The hash of the key of a post-dated record, where bins may be split.
 pub type Divide<P> = Option<std::rc::Rc<dyn Fn(&P) -> u64>>;
@@ -40,20 +51,33 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         let bits = table.bits();
         let range = |bin: &u32| range_of(*bin, bits).ok_or(BinsError::Absent { bin: *bin });
         let ranges = to.iter().map(range).collect::<Result<Vec<_>, _>>()?;
+        // What is retained may come back, and must share nothing with what changes from now on.
+        let is_dropped = extent == Extent::All && begins.is_none() && table.epoch().is_none();
         let made = {
             let state = |bin: &u32| table.get(*bin).ok_or(BinsError::Absent { bin: *bin });
             if recut.merges {
-                let mut one = (self.new_state)();
+                let mut made = vec![(self.new_state)()];
                 if self.record {
-                    one.mark();
+                    made[0].mark();
                 }
                 for bin in from {
-                    one.unite(state(bin)?, extent).map_err(|source| BinsError::Encode { bin: *bin, source })?;
+                    let (state, mut encoding) = (state(bin)?, Encoding::of(extent));
+                    let failed = |source| BinsError::Encode { bin: *bin, source };
+                    if is_dropped && state.hand_over(&|_| Some(0), &mut made).map_err(failed)? {
+                        continue;
+                    }
+                    while let Some(chunk) = state.encode(&mut encoding).map_err(failed)? {
+                        made[0].absorb(&chunk).map_err(|source| BinsError::Chunk { bin: *bin, source })?;
+                    }
                 }
-                vec![one]
+                made
             } else {
-                let made = state(&recut.bin)?.divide(&ranges, extent, &*self.new_state);
-                made.map_err(|source| BinsError::Divide { bin: recut.bin, source })?
+                let (state, failed) = (state(&recut.bin)?, |source| BinsError::Divide { bin: recut.bin, source });
+                let mut parts: Vec<S> = ranges.iter().map(|_| (self.new_state)()).collect();
+                match is_dropped && state.hand_over(&dealt_to(&ranges), &mut parts).map_err(failed)? {
+                    true => parts,
+                    false => state.divide(&ranges, extent, &*self.new_state).map_err(failed)?,
+                }
             }
         };
         let mut kept = false;

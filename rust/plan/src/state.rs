@@ -4,7 +4,7 @@
 //! what the user's side writes. What has changed since a mark is told in chunks of entries ([`penstock_files::Chunk`]), which need no
 //! operator to be merged and divided; the rest of a bin moves in chunks of the operator's own.
 
-use penstock_bins::{BinState, BinTable, Encoding, Extent, StateError, copied};
+use penstock_bins::{BinState, BinTable, Encoding, Extent, StateError, dealt_to};
 use penstock_files::{Chunk, Range, is_entries};
 
 use crate::callback::{ForeignState, Unreadable};
@@ -82,38 +82,12 @@ impl State {
         Ok(())
     }
 
-    /// See [`ForeignState::hand_over`].
-    fn hand_over(&self, part_of: &dyn Fn(u64) -> Option<usize>, parts: &mut [Self]) -> Result<bool, StateError> {
-        fn foreign(state: &mut State) -> Option<&mut (dyn ForeignState + 'static)> {
-            match &mut state.0 {
-                Inner::Foreign(state) => Some(&mut **state),
-                _ => None,
-            }
-        }
-        match (&self.0, parts.iter_mut().map(foreign).collect::<Option<Vec<_>>>()) {
-            (Inner::Foreign(state), Some(mut parts)) => {
-                state.hand_over(part_of, &mut parts).map_err(StateError::from_source)
-            }
-            _ => Ok(false),
-        }
-    }
-
     /// See [`ForeignState::unreadable`].
     pub(crate) fn unreadable(&self) -> Result<Option<Unreadable>, StateError> {
         match &self.0 {
             Inner::Foreign(state) => state.unreadable().map_err(StateError::from_source),
             _ => Ok(None),
         }
-    }
-}
-
-/// Which of these ranges a hash is in.
-fn dealt_to(ranges: &[Range]) -> impl Fn(u64) -> Option<usize> {
-    let mut sorted: Vec<(Range, usize)> = ranges.iter().copied().zip(0..).collect();
-    sorted.sort_unstable_by_key(|(range, _)| range.first());
-    move |hash| {
-        let at = sorted.partition_point(|(range, _)| range.last() < hash);
-        sorted.get(at).filter(|(range, _)| range.contains(hash)).map(|(_, part)| *part)
     }
 }
 
@@ -149,9 +123,6 @@ impl BinState for State {
     /// By entries, which need no operator to be divided. Rows that wait for the end of their epoch are in no entry, so it is divided between two epochs.
     fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
         let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
-        if extent == Extent::All && self.hand_over(&dealt_to(ranges), &mut parts)? {
-            return Ok(parts);
-        }
         self.pour(Extent::Anew, ranges, &mut parts)?;
         if extent == Extent::Marked {
             parts.iter_mut().for_each(BinState::mark);
@@ -160,11 +131,20 @@ impl BinState for State {
         Ok(parts)
     }
 
-    fn unite(&mut self, other: &Self, extent: Extent) -> Result<(), StateError> {
-        if extent == Extent::All && other.hand_over(&|_| Some(0), std::slice::from_mut(self))? {
-            return Ok(());
+    /// See [`ForeignState::hand_over`].
+    fn hand_over(&self, part_of: &dyn Fn(u64) -> Option<usize>, parts: &mut [Self]) -> Result<bool, StateError> {
+        fn foreign(state: &mut State) -> Option<&mut (dyn ForeignState + 'static)> {
+            match &mut state.0 {
+                Inner::Foreign(state) => Some(&mut **state),
+                _ => None,
+            }
         }
-        copied(other, self, extent)
+        match (&self.0, parts.iter_mut().map(foreign).collect::<Option<Vec<_>>>()) {
+            (Inner::Foreign(state), Some(mut parts)) => {
+                state.hand_over(part_of, &mut parts).map_err(StateError::from_source)
+            }
+            _ => Ok(false),
+        }
     }
 
     fn bytes(&self) -> usize {

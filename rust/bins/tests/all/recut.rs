@@ -1,11 +1,16 @@
 //! M-24: bins that are split and merged while rows flow, and move part by part; beside the naive twin.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::common::duo::Duo;
 use crate::common::fleet::{self, Layout};
 use crate::common::{self, Load, Trace, config, hash, run};
-use penstock_bins::{BinEvent, BinName, Command, ControlError, ControlInput, Keyed, Range, Routing, number_of};
+use penstock_bins::{
+    BinEvent, BinName, BinState, BinTable, Command, Config, ControlError, ControlInput, Encoding, Extent, Keyed,
+    Moment, Range, Routing, Shelf, StateError, Stats, number_of, stateful_divided,
+};
 use proptest::prelude::*;
 
 fn part(prefix: u32, length: u8, bits: u8) -> u32 {
@@ -152,4 +157,84 @@ fn build_without(
         let counts = penstock_bins::stateful(&blocks, &commands, config, |_: Given<'_>| Ok(()))?;
         Ok(common::Rig { data: Some(data), control: Some(control), counts })
     })
+}
+
+/// Knows only whether it was handed over as it was.
+#[derive(Default)]
+struct Live(bool);
+
+impl BinState for Live {
+    fn encode(&self, _: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
+        Ok(None)
+    }
+
+    fn absorb(&mut self, _: &[u8]) -> Result<(), StateError> {
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    fn keys(&self) -> usize {
+        1
+    }
+
+    fn mark(&mut self) {}
+
+    fn rollback(&mut self) -> Result<(), StateError> {
+        Ok(())
+    }
+
+    fn divide(&self, ranges: &[Range], _: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
+        Ok(ranges.iter().map(|_| new()).collect())
+    }
+
+    fn hand_over(&self, part_of: &dyn Fn(u64) -> Option<usize>, parts: &mut [Self]) -> Result<bool, StateError> {
+        parts.iter_mut().for_each(|part| part.0 = true);
+        Ok(part_of(u64::MAX).is_some())
+    }
+}
+
+/// What a bin was is retained where an epoch may be undone, also one that has not begun: it would share with its parts what they change.
+#[test]
+fn states_are_handed_over_as_they_are_only_where_none_is_retained() {
+    type Prepare = fn(&mut BinTable<Live>);
+    let cases: [(Option<u64>, Prepare, bool); 4] = [
+        (None, |_| {}, true),
+        (Some(7), |table| table.unmark(7), false),
+        (None, |table| table.mark_all(7), false),
+        (Some(8), |table| table.mark_all(7), false),
+    ];
+    for (begins, prepare, is_live) in cases {
+        for merges in [false, true] {
+            let mut worker = penstock_dataflow::Worker::new(penstock_dataflow::fabric::threads(1).remove(0));
+            let routing = Routing::new(1, 1).unwrap();
+            let (shelf, stats) = (Shelf::new(), Arc::new(Stats::new()));
+            let mut config = Config::<u64, Live>::in_process("live", routing.clone(), 0, shelf, stats);
+            config.begins = Rc::new(move |_| begins);
+            prepare(&mut config.table.borrow_mut());
+            let table = config.table.clone();
+            let (data, control) = worker.dataflow::<u64, _>("live", |scope| {
+                let (data, blocks) = scope.new_input::<common::Block>();
+                let (control, commands) = scope.new_input();
+                type Given<'a> = Moment<'a, u64, common::Block, Live, common::Row, Vec<common::Output>>;
+                stateful_divided(&blocks, &commands, config, common::divide(), |_: Given<'_>| Ok(())).unwrap();
+                (data, control)
+            });
+            let mut control = ControlInput::new(control, routing, 1);
+            control.schedule(2, vec![Command::Split { bin: 1, bits: 1 }]).unwrap();
+            if merges {
+                control.schedule(3, vec![Command::Merge { bin: 1 }]).unwrap();
+            }
+            control.advance_to(5).unwrap();
+            control.close();
+            drop(data);
+            while worker.step().unwrap() {}
+            let table = table.borrow();
+            let made = if merges { vec![1] } else { vec![part(2, 2, 1), part(3, 2, 1)] };
+            assert!(made.iter().all(|bin| table.get(*bin).unwrap().0 == is_live), "{begins:?} {merges}");
+            assert!(!table.get(0).unwrap().0);
+        }
+    }
 }
