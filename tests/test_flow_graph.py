@@ -317,6 +317,13 @@ def test_what_does_not_meet_is_refused() -> None:
             "columns of different types are never equal: 'a' has type bigint, 'b' has string",
             lambda: pk.Flow("a bigint", name="a").join(pk.Flow("b string", name="b"), left_on="a", right_on="b"),
         ),
+        (
+            SchemaError,  # they differ in what Spark's words do not tell
+            "'a' has type List\\((?P<one>.*)\\), 'a' has List\\((?!(?P=one)\\))",
+            lambda: pk.Flow(pa.schema({"a": pa.list_(pa.int64())}), name="a").join(
+                pk.Flow(pa.schema({"a": pa.list_(pa.field("item", pa.int64(), False))}), name="b"), on="a"
+            ),
+        ),
         (PlanError, "both sides have a column 'v'", lambda: left().join(pk.Flow("k bigint, v int", name="r"), on="k")),
         (PlanError, "two sources are named 'right'", lambda: right().join(pk.Flow("k bigint", name="right"), on="k")),
         (

@@ -42,6 +42,12 @@ pub(crate) fn columns(schema: &arrow_schema::Schema) -> String {
     columns.join(", ")
 }
 
+/// A type beside another one, from which it differs; as Arrow names it where their DDL is the same.
+pub(crate) fn told_apart(one: &DataType, other: &DataType) -> String {
+    let told = ddl(one);
+    if told == ddl(other) { one.to_string() } else { told }
+}
+
 /// Those of two schemas that differ; by their types in Arrow where nothing else tells them apart.
 pub(crate) fn both(one: &arrow_schema::Schema, other: &arrow_schema::Schema) -> (String, String) {
     let told = (columns(one), columns(other));
@@ -83,5 +89,14 @@ mod tests {
         ] {
             assert_eq!(ddl(&kind), text);
         }
+    }
+
+    #[test]
+    fn types_that_differ_are_told_apart() {
+        let list = |nullable| DataType::List(Arc::new(Field::new("item", DataType::Int64, nullable)));
+        assert_eq!(told_apart(&list(true), &DataType::Int64), "array<bigint>");
+        let told = [(true, false), (false, true)].map(|(one, other)| told_apart(&list(one), &list(other)));
+        assert_ne!(told[0], told[1]);
+        assert!(told.iter().all(|words| words.starts_with("List(")), "{told:?}");
     }
 }

@@ -8,6 +8,7 @@ use std::fmt;
 use arrow_schema::Field;
 
 use crate::callback::CallError;
+use crate::ddl::told_apart;
 
 /// A step of a plan, named the way messages show it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -166,7 +167,7 @@ pub enum PlanError {
     /// Columns that a join compares have different types.
     #[error(
         "{step}: columns of different types are never equal: '{}' has type {}, '{}' has {}; convert one of them first",
-        left.name(), crate::ddl(left.data_type()), right.name(), crate::ddl(right.data_type())
+        left.name(), told_apart(left.data_type(), right.data_type()), right.name(), told_apart(right.data_type(), left.data_type())
     )]
     JoinTypes {
         /// The step.
