@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -182,6 +184,25 @@ def test_to_ddl_refuses_what_spark_lacks() -> None:
 
 def test_an_instant_is_one_whatever_the_session_calls_timestamp() -> None:
     assert to_ddl(pa.schema({"t": INSTANT, "n": pa.timestamp("us")})) == "`t` timestamp_ltz, `n` timestamp_ntz"
+
+
+def test_what_is_written_as_ddl_can_be_read() -> None:
+    fields: list[tuple[pa.DataType, str, pa.DataType]] = [
+        (pa.struct([]), "struct<>", pa.struct([])),
+        (pa.list_(pa.struct([])), "array<struct<>>", pa.list_(pa.field("element", pa.struct([])))),
+        # A whole number of hundreds, and of what is far behind the point: Spark has neither scale.
+        (pa.decimal128(5, -2), "decimal(7,0)", pa.decimal128(7, 0)),
+        (pa.decimal128(2, 5), "decimal(5,5)", pa.decimal128(5, 5)),
+    ]
+    for kind, text, back in fields:
+        schema = pa.schema([pa.field("", kind), pa.field("`", kind, nullable=False)])
+        assert to_ddl(schema) == f"`` {text}, ```` {text} NOT NULL"
+        assert parse_ddl(to_ddl(schema)) == pa.schema([pa.field("", back), pa.field("`", back, nullable=False)])
+    hundreds = pa.record_batch({"d": pa.array([Decimal(12300), None], pa.decimal128(5, -2))})
+    assert conform(hundreds, spark_types(hundreds.schema)).to_pydict() == {"d": [Decimal(12300), None]}
+    for wide in (pa.decimal128(38, -1), pa.decimal256(30, 39), pa.decimal256(39, 0)):
+        with pytest.raises(SchemaError, match=re.escape(f"column 'd' is {wide}, for which Spark has no type")):
+            to_ddl(pa.schema({"d": wide}))
 
 
 def test_spark_types() -> None:

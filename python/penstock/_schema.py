@@ -65,7 +65,7 @@ _CALLED = {
     "datetime": "timestamp",
 }
 _NAMES = [*_SIMPLE, "decimal(10,2)", "array<...>", "map<...>", "struct<...>", "varchar(n)"]
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|([A-Za-z0-9_]+)|([<>(),:]))")
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)*`)|('(?:[^'\\]|\\.)*')|([A-Za-z0-9_]+)|([<>(),:]))")
 
 
 def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
@@ -614,8 +614,12 @@ def _ddl_type(field: pa.Field) -> str:
     if is_type.is_timestamp(kind):
         # What ``timestamp`` alone means to Spark, ``spark.sql.timestampType`` says.
         return "timestamp_ntz" if kind.tz is None else "timestamp_ltz"
-    if is_type.is_decimal(kind) and kind.precision <= 38:
-        return f"decimal({kind.precision},{kind.scale})"
+    if is_type.is_decimal(kind):
+        # Spark has as many digits behind the point as in all, at most, and at least none: the narrowest that holds these.
+        scale = max(kind.scale, 0)
+        precision = max(kind.precision - min(kind.scale, 0), scale)
+        if precision <= 38:
+            return f"decimal({precision},{scale})"
     if is_type.is_dictionary(kind):
         return _ddl_type(pa.field(field.name, kind.value_type))
     if is_type.is_map(kind):
@@ -745,8 +749,8 @@ class _Ddl:
             return pa.map_(key, item)
         if kind == "struct":
             self.expect("<", column)
-            fields = [self.column()]
-            while self.peek() == ",":
+            fields = [] if self.peek() == ">" else [self.column()]
+            while fields and self.peek() == ",":
                 self.take()
                 fields.append(self.column())
             self.expect(">", column)
