@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import penstock as pk
 from penstock._schema import spark_types, to_ddl
@@ -60,6 +61,22 @@ def by_each(table: pa.Table) -> dict[str, dict[int, tuple[int, int]]]:
         counts = found[row["by"]]
         counts[row["k"]] = max(counts.get(row["k"], (0, 0)), (row["n"], row["total"]))
     return found
+
+
+class NoThreads:
+    """As long as it says `none`, the system gives no thread whose name begins like this."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+        self.none, self.asked = True, list[str]()
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if self.none and thread.name.startswith(prefix):
+                self.asked.append(thread.name)
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 class Kept:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 from pyarrow.fs import LocalFileSystem, S3FileSystem, SubTreeFileSystem
 
+from engine_support import NoThreads
 from penstock import _storage
 from penstock._storage import Entry, Storage, below, open_storage, with_settings
 from penstock.errors import ConfigError
@@ -121,6 +122,16 @@ def test_what_cannot_go_keeps_nothing_else(tmp_path: Path, kind: str) -> None:
     with pytest.raises(OSError, match="manifest-1"):
         storage.delete(["manifest-1", *others, "never there"])
     assert [path.name for path in tmp_path.iterdir()] == ["manifest-1"]
+
+
+def test_what_goes_goes_without_threads_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = objects(tmp_path)
+    names = [f"data-{number}" for number in range(40)]
+    for name in names:
+        storage.write(name, [b"x"])
+    threads = NoThreads(monkeypatch, "penstock-delete")
+    storage.delete(names)
+    assert threads.asked == ["penstock-delete"] and not list(tmp_path.iterdir())
 
 
 def test_kinds_go_one_after_the_other_and_names_are_drawn_as_they_go(tmp_path: Path) -> None:

@@ -411,9 +411,14 @@ def _each(act: Callable[[str], None], names: Iterable[str], at_once: int) -> Non
                     return
                 one(name)
 
-        threads = [threading.Thread(target=draw, name="penstock-delete", daemon=True) for _ in range(at_once - 1)]
-        for thread in threads:
-            thread.start()
+        threads = []
+        for _ in range(at_once - 1):
+            thread = threading.Thread(target=draw, name="penstock-delete", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                break  # the system gives no more: it takes longer
+            threads.append(thread)
         draw()
         for thread in threads:
             thread.join()

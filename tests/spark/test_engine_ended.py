@@ -19,6 +19,7 @@ from engine_support import (
     COUNTS,
     Gate,
     Kept,
+    NoThreads,
     bag,
     counted,
     numbers,
@@ -317,6 +318,20 @@ def test_what_counts_as_an_end(watched: Any, linger: float, dropped: bool) -> No
     else:
         wait_for(lambda: watch._lives["q"].gone is not None, what="the end is seen")
     assert gone == (["q"] if dropped else [])
+
+
+def test_without_a_thread_the_next_batch_watches(
+    watched: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone: list[str] = []
+    watch, threads = watched(0.0, set(), gone), NoThreads(monkeypatch, "penstock-ended")
+    runs = Thread(1)
+    watch.saw("q", runs)
+    assert threads.asked == ["penstock-ended-test"] and "from the next batch on" in caplog.text
+    threads.none = False
+    watch.saw("q", runs)
+    runs.alive = False
+    wait_for(lambda: gone == ["q"], what="its end is told")
 
 
 def test_what_goes_wrong_with_one_query_holds_up_no_other(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import cloudpickle
 import pytest
 
 import penstock as pk
-from engine_support import refuses, wait_for
+from engine_support import NoThreads, refuses, wait_for
 from penstock.errors import EngineError
 from penstock.spark._engine import handles, residents
 from penstock.spark._engine.executor import Executor
@@ -254,6 +254,28 @@ def test_who_is_told_that_a_rescale_is_done_finds_all_members(engine: Engine) ->
     engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
     wait_for(lambda: seen, what="the rescale is done")
     assert seen == [2]
+
+
+def test_a_moment_without_threads_costs_time_and_no_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = NoThreads(monkeypatch, "penstock-resident")
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    wait_for(lambda: len(threads.asked) >= 2, what="the second time that it is asked")
+    assert len(engine.residents.members) == 1
+    threads.none = False
+    wait_for(lambda: len(engine.residents.members) == 2, what="the second resident")
+    assert "waits for a thread, penstock-resident-residents-1: the system gives no more" in caplog.text
+
+
+def test_an_engine_closes_with_a_resident_that_got_no_thread(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = NoThreads(monkeypatch, "penstock-resident")
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    assert threads.asked
+    engine.residents.begin_to_close()
+    engine.executor.close()
+    engine.residents.close()
+    assert engine.executor.closed
 
 
 def test_jobs_that_wait_for_a_slot_are_cancelled_before_anybody_is_waited_for(

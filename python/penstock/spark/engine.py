@@ -294,7 +294,11 @@ class Engine:
             self._state = "closing"
         log.warning("engine %s closes: its Spark context was stopped", self.name)
         # The hub's thread is one of those that end.
-        threading.Thread(target=self.close, name=f"penstock-close-{self.name}", daemon=True).start()
+        closes = threading.Thread(target=self.close, name=f"penstock-close-{self.name}", daemon=True)
+        if self._executor is None:
+            closes.start()
+        else:
+            self._executor.begin(closes)
 
     def _end_all(self) -> None:
         with self._ending:

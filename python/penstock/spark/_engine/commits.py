@@ -70,7 +70,7 @@ class Commits:
             self._closing = True
             thread = self._thread
         self._changed.set()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             thread.join(5)
 
     def _watch(self, asked: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Commits:
             self._wanted[asked["query"]] = asked["epoch"]
             if self._thread is None and not self._closing:
                 self._thread = threading.Thread(target=self._look, name=f"penstock-commits-{self._name}", daemon=True)
-                self._thread.start()
+                self._executor.begin(self._thread)
         self._changed.set()
 
     # The thread

@@ -10,6 +10,7 @@ Invariant: only jobs that the thread of the sink started, while it ran, are canc
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import uuid
 from collections.abc import Collection, Iterator
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from penstock.spark._engine.hub import Hub
 
 __all__ = ["ending_at_loss"]
+
+log = logging.getLogger(__name__)
 
 #: Seconds between two looks at the jobs, once a member is lost.
 _LOOK_S = 0.1
@@ -58,8 +61,13 @@ def ending_at_loss(session: SparkSession, hub: Hub, members: Collection[int]) ->
                     return
 
     watcher = threading.Thread(target=watch, name="penstock-cutoff", daemon=True)
+    try:
+        watcher.start()
+    except RuntimeError as error:
+        log.debug("a sink is not watched: %s", error)  # it fails all the same, when Spark has tried often enough
+        yield
+        return
     sc.addJobTag(tag)
-    watcher.start()
     try:
         yield
     except Exception as error:

@@ -85,10 +85,17 @@ class Ended:
             return
         life = _Life(thread, number, self._checkpoint(query_id), self._is_temporary(query_id))
         with self._lock:
-            self._lives[query_id] = life
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._look, name=f"penstock-ended-{self._name}", daemon=True)
-                self._thread.start()
+                looks = threading.Thread(target=self._look, name=f"penstock-ended-{self._name}", daemon=True)
+                try:
+                    looks.start()
+                except RuntimeError as error:
+                    log.warning(
+                        "engine %s sees from the next batch on whether queries have ended: %s", self._name, error
+                    )
+                    return
+                self._thread = looks
+            self._lives[query_id] = life
         self._changed.set()
 
     def forget(self, query_id: str) -> None:

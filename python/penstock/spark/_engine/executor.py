@@ -6,7 +6,7 @@ members are asked), `queries` (Spark's calls), `moves` (migrations).
 
 Invariants: only this thread steps the machine. Effects are done in their order, each at most once, and nothing of that
 waits, for a member, for Spark or for storage: how it ended comes back as an event. When the machine breaks, all that
-waits for it is told.
+waits for it is told. A thread that the system does not give at the moment begins when it does.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from penstock.errors import EngineError
 __all__ = ["Event", "Executor"]
 
 log = logging.getLogger(__name__)
+
+#: Seconds until the system is asked again for a thread that it has not given.
+_AGAIN_S = 0.25
 
 #: Tagged by its name: ``{"Timer": {"ticket": 3}}``, or the name alone.
 Event = Mapping[str, Any] | str
@@ -58,11 +61,15 @@ class Executor:
     def __init__(self, name: str, setup: Mapping[str, Any]) -> None:
         from penstock import _native
 
+        self._name = name
         self._protocol = _native.EngineProtocol(json.dumps(setup))
         self._acts: dict[str, Callable[[Mapping[str, Any]], None]] = {"Timer": self._set_timer}
         self._changed = threading.Condition()
         self._posted: deque[_Posted] = deque()
         self._timers: list[tuple[float, int]] = []
+        #: What the system has given no thread yet, and when it is asked again.
+        self._unstarted: deque[threading.Thread] = deque()
+        self._again = 0.0
         self._closing = False
         self._broken: EngineError | None = None
         self._when_broken: list[Callable[[EngineError], None]] = []
@@ -126,6 +133,26 @@ class Executor:
             if not self._thread.is_alive():
                 raise self._broken or EngineError("the engine is closed")
 
+    def begin(self, thread: threading.Thread) -> None:
+        """Start a thread, now or as soon as the system gives one; does not wait.
+
+        What has not begun when the engine is closed never does. Until then the thread is not alive, and must not be
+        joined.
+        """
+        if not self._given(thread):
+            log.warning("engine %s waits for a thread, %s: the system gives no more", self._name, thread.name)
+            with self._changed:
+                self._unstarted.append(thread)
+                self._again = time.monotonic() + _AGAIN_S
+                self._changed.notify_all()
+
+    def _given(self, thread: threading.Thread) -> bool:
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        return True
+
     def facts(self, query: str) -> dict[str, Any] | None:
         """How a query stands; None for one that never asked."""
         told = self._protocol.facts(query)
@@ -187,7 +214,12 @@ class Executor:
                     return self._posted.popleft()
                 if self._closing:
                     return None
-                self._changed.wait(self._timers[0][0] - now if self._timers else None)
+                if self._unstarted and self._again <= now:
+                    while self._unstarted and self._given(self._unstarted[0]):
+                        self._unstarted.popleft()
+                    self._again = now + _AGAIN_S
+                due = [*(at for at, _ in self._timers[:1]), *([self._again] if self._unstarted else [])]
+                self._changed.wait(max(0.0, min(due) - now) if due else None)
 
     def _do(self, event: Event, told: str, first: Callable[[Sequence[Event]], None] | None = None) -> None:
         effects = json.loads(told)

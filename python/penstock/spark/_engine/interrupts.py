@@ -43,8 +43,12 @@ class _Spares:
             self.before(number, frame)
             return
         thread = threading.Thread(target=self._cancel, name="penstock-interrupt", daemon=True)
-        thread.start()
-        thread.join(_CANCEL_S)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            log.warning("jobs of Spark that run are not cancelled: %s", error)
+        else:
+            thread.join(_CANCEL_S)
         _leave_call(frame)
         raise KeyboardInterrupt
 

@@ -372,7 +372,7 @@ class Residents:
                 return
 
     def _join(self, seat: _Resident, timeout: float) -> None:
-        if seat.thread is not None and seat.thread is not threading.current_thread():
+        if seat.thread is not None and seat.thread.is_alive() and seat.thread is not threading.current_thread():
             seat.thread.join(timeout)
 
     def _alive(self, seat: _Resident) -> bool:
@@ -517,7 +517,7 @@ class Residents:
         if seat.thread is None:
             name = f"penstock-resident-{self._name}-{seat.slot}"
             seat.thread = threading.Thread(target=self._reside, args=(seat,), name=name, daemon=True)
-            seat.thread.start()
+            self._executor.begin(seat.thread)
             return
         gone, seat.member = seat.member, None
         if gone is not None and (gone.hung or seat.spares):
@@ -527,7 +527,7 @@ class Residents:
 
     def _cancel_aside(self, seat: _Resident) -> None:
         name = f"penstock-cancel-{self._name}-{seat.slot}"
-        threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+        self._executor.begin(threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True))
 
     def _retire(self, facts: Mapping[str, Any]) -> None:
         """End the resident of a slot, and run none."""
@@ -544,7 +544,7 @@ class Residents:
             self._cancel_aside(seat)
             return
         name = f"penstock-end-{self._name}-{seat.slot}"
-        threading.Thread(target=self._expect_end, args=(seat,), name=name, daemon=True).start()
+        self._executor.begin(threading.Thread(target=self._expect_end, args=(seat,), name=name, daemon=True))
 
     def _expect_end(self, seat: _Resident) -> None:
         """Cancel the job of a member that was told to go and has not: a function that hangs keeps its process."""
