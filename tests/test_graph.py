@@ -176,6 +176,9 @@ def test_nodes_keep_their_type() -> None:
     assert found.schema.types == [pa.int64()] * 3 and rows(found) == [(-5, 3, 7)]
     categories = pa.table({name: pa.array(["x", "y"]).dictionary_encode() for name in "ab"})
     assert pk.graph.match("p(a) :- e(a, a)", {"e": categories}, count=True) == 2
+    # As polars gives categories.
+    views = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.uint32()), pa.array(["x", "y"], pa.string_view()))
+    assert pk.graph.match("p(a) :- e(a, a)", {"e": pa.table({"a": views, "b": views})}, count=True) == 2
 
 
 def test_empty_graphs_and_isolated_nodes() -> None:
@@ -491,6 +494,13 @@ def test_progress_is_told(graphs: Path, figures: Mapping[str, Graph]) -> None:
         graphs / "ca-GrQc.txt.gz", 3, count=True, progress=lambda behind, all: told.append((behind, all))
     )
     assert count == figures["ca-GrQc"].threes and told and told[-1][0] == told[-1][1] > 0
+
+
+def test_progress_whose_iterator_ends_ends_no_search(graphs: Path) -> None:
+    """To whoever iterates, StopIteration is the end of the rows."""
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+        pk.graph.cliques(graphs / "ca-GrQc.txt.gz", 3, progress=lambda *_: next(iter([]))).to_table()
+    assert isinstance(caught.value.__cause__, StopIteration)
 
 
 @pytest.mark.parametrize("way", ["memory", "file"])

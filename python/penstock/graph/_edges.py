@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._resume import guarded
+from penstock._schema import decoded
 from penstock.errors import ConfigError, SchemaError
 from penstock.graph._options import node_ids
 
@@ -164,8 +165,8 @@ class Source:
         columns = batch.columns
         for at in (0, 1):
             try:
-                columns[at] = pc.cast(columns[at], _TYPES[ids])
-            except pa.ArrowInvalid as error:
+                columns[at] = pc.cast(decoded(columns[at]), _TYPES[ids])
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
             if columns[at].null_count:
                 row = before + pc.index(columns[at].is_null(), True).as_py()

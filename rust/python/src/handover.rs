@@ -6,11 +6,12 @@
 //! handed out or still there.
 //!
 //! Invariants: a list counts as taken when it is here, which `fill` is told with the next call, so that it can give again
-//! what got lost on its way; whatever `fill` raises changes nothing; no lock is held while Python runs.
+//! what got lost on its way; whatever `fill` raises changes nothing and ends nothing; no lock is held while Python runs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
@@ -73,7 +74,7 @@ impl Handover {
             pause(py);
             let inside = Inside::new();
             let taken = self.held().taken;
-            let made = self.fill.bind(py).call1((taken,))?;
+            let made = self.fill.bind(py).call1((taken,)).map_err(|error| no_end(py, error))?;
             drop(inside);
             if made.is_none() {
                 return Ok(None);
@@ -102,6 +103,18 @@ impl Handover {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// What `fill` raised; StopIteration, the end of the items to whoever asks for one, as the cause of an error.
+fn no_end(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyStopIteration>(py) {
+        return error;
+    }
+    let told = PyRuntimeError::new_err(
+        "a function of this run raised StopIteration, as next(...) of an iterator at its end does; give next() a default",
+    );
+    told.set_cause(py, Some(error));
+    told
 }
 
 impl Handover {
