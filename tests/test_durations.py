@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -49,6 +50,15 @@ from penstock.errors import ConfigError
 )
 def test_reads(value: Any, us: int) -> None:
     assert parse_duration(value) == us
+
+
+def test_durations_are_exact_whatever_decimals_the_caller_keeps() -> None:
+    with decimal.localcontext(prec=2, traps=[decimal.Inexact, decimal.Rounded]):
+        assert parse_duration("86399s") == 86_399_000_000
+        assert parse_duration("1.000001s") == 1_000_001
+        assert repr(pk.tumbling("1h1m1s")) == repr(pk.tumbling(timedelta(seconds=3_661)))
+        with pytest.raises(ConfigError, match="not a whole number of microseconds"):
+            parse_duration("0.12345us")
 
 
 @pytest.mark.parametrize(
