@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import uuid
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -39,6 +40,36 @@ def test_equal_times_of_day_meet_whatever_their_zones() -> None:
     ahead = timezone(timedelta(hours=1))
     same = [time(12, tzinfo=timezone.utc), time(13, tzinfo=ahead)]
     assert len(set(same)) == 1 and len(set(_worker_of(same))) == 1
+
+
+def test_equal_times_of_numpy_meet_whatever_their_units() -> None:
+    np = pytest.importorskip("numpy")
+    pd = pytest.importorskip("pandas")
+    units = ["D", "h", "m", "s", "ms", "us", "ns"]
+    day = datetime(1970, 1, 8)
+    for same in (
+        [*(np.datetime64("1970-01-08", unit) for unit in units), pd.Timestamp(day), day],
+        [*(np.timedelta64(1, "W").astype(f"m8[{unit}]") for unit in units), pd.Timedelta(days=7), timedelta(7)],
+        [np.datetime64("1970-01-08", "25s"), day],
+        [np.datetime64("2000", "Y"), np.datetime64("2000-01", "M"), np.datetime64("2000-01-01", "s")],
+        [np.timedelta64(2, "Y"), np.timedelta64(24, "M")],
+        [pd.Timestamp(1_001), np.datetime64(1_001, "ns"), np.datetime64(1_001_000, "ps")],
+        [pd.Timedelta(-1, "ns"), np.timedelta64(-1, "ns"), np.timedelta64(-1_000, "ps")],
+        [np.datetime64(-(10**15), "ms"), np.datetime64(-(10**18), "us")],
+    ):
+        assert all(one == other for one, other in itertools.pairwise(same)), same
+        assert len(set(_native.hash_keys(same))) == 1, same
+    assert _native.hash_keys([np.datetime64("NaT")]) == _native.hash_keys([None])
+
+
+def test_long_doubles_meet_what_they_equal() -> None:
+    np = pytest.importorskip("numpy")
+    long = np.longdouble
+    for same in ([long("0.5"), 0.5], [long(3), 3], [long("inf"), float("inf")], [(long("-2.25"),), (-2.25,)]):
+        assert len(set(same)) == 1 and len(set(_native.hash_keys(same))) == 1
+    assert _native.hash_keys([long("nan"), frozenset({long("0.1")})])
+    with pytest.raises(TypeError, match="a key of type clongdouble has no hash"):
+        _native.hash_keys([np.clongdouble(1)])
 
 
 def _worker_of(keys: list[Any], peers: int = 7) -> list[int]:

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import math
 import uuid
 from typing import Any
 
@@ -19,6 +20,21 @@ __all__ = ["plain"]
 
 _EPOCH = datetime.datetime(1970, 1, 1)
 _MICROSECOND = datetime.timedelta(microseconds=1)
+_DAY_US = 86_400_000_000
+#: Microseconds of the units of numpy, as numerator and denominator.
+_UNITS = {
+    "W": (7 * _DAY_US, 1),
+    "D": (_DAY_US, 1),
+    "h": (3_600_000_000, 1),
+    "m": (60_000_000, 1),
+    "s": (1_000_000, 1),
+    "ms": (1_000, 1),
+    "us": (1, 1),
+    "ns": (1, 10**3),
+    "ps": (1, 10**6),
+    "fs": (1, 10**9),
+    "as": (1, 10**12),
+}
 
 
 def plain(key: Any) -> Any:
@@ -68,7 +84,13 @@ def plain(key: Any) -> Any:
         fields = tuple(getattr(key, field.name) for field in dataclasses.fields(key) if field.compare)
         return ("dataclass", type(key).__qualname__, fields)
     if type(key).__module__ == "numpy" and hasattr(key, "item") and getattr(key, "ndim", 1) == 0:
-        return key.item()
+        if key.dtype.kind in "mM":
+            return _time(key)
+        item = key.item()
+        if type(item) is not type(key):
+            return item
+        if key.dtype.kind == "f":  # longer than Python's
+            return _number(fractions.Fraction(*key.as_integer_ratio())) if abs(key) < math.inf else float(key)
     raise TypeError(
         f"a key of type {type(key).__qualname__} has no hash that is the same in every process: "
         "return an int, float, str, bytes, bool, None, a date, a decimal, a UUID, an enum, or a tuple of these"
@@ -86,6 +108,22 @@ def plain_deep(key: Any) -> Any:
     if type(key) is float:
         return int(key) if key.is_integer() else key
     return plain_deep(plain(key))
+
+
+def _time(key: Any) -> Any:
+    """A time or length of time of numpy, in whole microseconds as those of datetime and pandas, whatever its unit."""
+    import numpy as np
+
+    unit, step = np.datetime_data(key.dtype)
+    count = int(key.view("int64")) * step
+    if np.isnat(key) or unit == "generic":
+        return key.item()
+    if unit in "YM":
+        if key.dtype.kind == "m":
+            return ("months", count * (12 if unit == "Y" else 1))
+        return int(key.astype("datetime64[D]").view("int64")) * _DAY_US
+    up, down = _UNITS[unit]
+    return count * up // down
 
 
 def _number(value: decimal.Decimal | fractions.Fraction) -> Any:
