@@ -273,6 +273,21 @@ def test_an_iterator_that_ends_in_any_step_ends_no_run(mode: str, step: ordered.
     assert "raised StopIteration" in found[2][1]
 
 
+class _Ends:
+    """A truth value that asks an iterator at its end."""
+
+    def __bool__(self) -> bool:
+        return next(iter([]))
+
+
+@pytest.mark.parametrize("chunk", [1, 10])
+def test_a_truth_value_that_ends_drops_no_items(chunk: int) -> None:
+    step = ordered.filter(lambda item: _Ends() if item == 3 else item % 2)
+    found = outcomes(pk.Pipeline([step]).run(range(10), mode="inline", chunk=chunk))
+    assert [one for one in found if not isinstance(one, tuple)] == [1, 5, 7, 9]
+    assert [one[0] for one in found if isinstance(one, tuple)] == [errors.UserFunctionError]
+
+
 def test_an_iterator_that_ends_at_the_end_is_an_error() -> None:
     step = ordered.partitioned(_count_up, key=_none, initial=0, finish=_ends_finish)
     found = outcomes(pk.Pipeline([step]).run(range(2), mode="inline"))

@@ -118,24 +118,25 @@ class Filter(Map):
     """See `steps.filter`."""
 
     def __call__(self, chunk: Chunk) -> None:
-        keep = _call_each(self.f, chunk, self.name)
+        marks = _call_each(self.f, chunk, self.name)
         numbers = chunk.numbers()
+        keep: list[Any]
         try:
-            kept = list(compress(numbers, keep))
+            # Each once, and here: for `compress` StopIteration of one would be the end. `bool(mark)` takes longer.
+            keep = [True if mark else False for mark in marks]  # noqa: SIM210
         except KeyboardInterrupt:
             raise
         except BaseException:  # a truth value that cannot be had, such as that of an array
-            failed = sum(mark.__class__ is Failure for mark in keep)
-            keep = [_truth(self.name, mark, number) for mark, number in zip(keep, numbers, strict=True)]
-            chunk.failed = sum(mark.__class__ is Failure for mark in keep)
+            failed = sum(mark.__class__ is Failure for mark in marks)
+            keep = marks = [_truth(self.name, mark, number) for mark, number in zip(marks, numbers, strict=True)]
+            chunk.failed = sum(mark.__class__ is Failure for mark in marks)
             if chunk.failed == failed:
                 raise  # all can be had: it is a signal handler's
-            kept = list(compress(numbers, keep))
         if chunk.failed:
-            pairs = zip(keep, chunk.values, strict=True)
+            pairs = zip(marks, chunk.values, strict=True)
             chunk.values = [mark if mark.__class__ is Failure else value for mark, value in pairs]
         chunk.values = list(compress(chunk.values, keep))
-        chunk.origins = kept
+        chunk.origins = list(compress(numbers, keep))
 
 
 def _truth(step: str, mark: Any, number: int) -> Any:
