@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import penstock as pk
 from penstock import errors
-from penstock.dataflow import Worker
+from penstock.dataflow import Capability, Worker
 
 # Times
 
@@ -107,6 +109,43 @@ def test_inputs_go_forward_and_end() -> None:
             with pytest.raises(errors.ClosedError, match="closed"):
                 call()
         handle.close()
+
+    pk.execute(program, workers=1)
+
+
+def test_what_runs_while_an_error_is_made_may_use_what_it_is_about() -> None:
+    """A signal handler, or the end of an object that the collector has found."""
+
+    def meanwhile(act: Callable[[], object], error: type[Exception], call: Callable[[], object]) -> None:
+        made: list[object] = []
+
+        def see(frame: Any, event: str, arg: Any) -> None:
+            if event == "call" and frame.f_code is errors.PenstockError.__init__.__code__:
+                sys.setprofile(None)
+                made.append(act())
+
+        sys.setprofile(see)
+        try:
+            with pytest.raises(error):
+                call()
+        finally:
+            sys.setprofile(None)
+        assert len(made) == 1
+
+    def program(worker: Worker) -> None:
+        def construct(capability: Capability) -> Any:
+            capability.downgrade(5)
+            meanwhile(capability.drop, errors.TimeError, lambda: capability.delayed(0))
+            return lambda input, output, frontiers: None
+
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            handle.advance_to(3)
+            stream.unary(construct)
+        meanwhile(lambda: handle.advance_to(5), errors.TimeError, lambda: handle.advance_to(2))
+        assert handle.time == 5
+        meanwhile(handle.close, errors.TimeError, lambda: handle.advance_to(2))
+        meanwhile(handle.close, errors.ClosedError, lambda: handle.send([1]))
 
     pk.execute(program, workers=1)
 

@@ -383,7 +383,7 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     try:
         if (coded := _coded(column, want)) is not None:
             return coded
-        bare = relaid(_decoded(column), as_lists(_decoded_type(have)))
+        bare = relaid(decoded(column), as_lists(_decoded_type(have)))
         if bare.offset and (pa.types.is_large_string(bare.type) or pa.types.is_large_binary(bare.type)):
             # A cast to narrower offsets goes by where values stand in the whole column.
             bare = pa.concat_arrays([bare, bare.slice(0, 0)])
@@ -419,7 +419,7 @@ def _decoded_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _decoded(column: pa.Array) -> pa.Array:
+def decoded(column: pa.Array) -> pa.Array:
     """A column without a dictionary."""
     if not pa.types.is_dictionary(column.type):
         return column
@@ -460,7 +460,7 @@ def _encoded(column: pa.Array, want: pa.DataType) -> pa.Array:
 def _infinities(column: pa.Array) -> int:
     """Of floats, nested ones included: a cast to narrower ones that is called safe makes some."""
     if pa.types.is_floating(_decoded_type(column.type)):
-        column = _decoded(column)
+        column = decoded(column)
         return int(pc.sum(pc.is_inf(column)).as_py() or 0)
     return sum(_infinities(part) for _, _, part in _parts(column))
 
@@ -615,7 +615,7 @@ def _ddl_type(field: pa.Field) -> str:
         # What ``timestamp`` alone means to Spark, ``spark.sql.timestampType`` says.
         return "timestamp_ntz" if kind.tz is None else "timestamp_ltz"
     if is_type.is_decimal(kind):
-        # Spark has as many digits behind the point as in all, at most, and at least none: the narrowest that holds these.
+        # Of Spark's, with at most as many digits behind the point as in all and at least none: the narrowest for it.
         scale = max(kind.scale, 0)
         precision = max(kind.precision - min(kind.scale, 0), scale)
         if precision <= 38:

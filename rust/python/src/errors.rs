@@ -135,6 +135,24 @@ pub(crate) fn raise_with(
     }
 }
 
+/// An error that is made once nothing is borrowed any more: to make one runs Python code, which may be anybody's.
+pub(crate) struct Later(Box<dyn FnOnce(Python<'_>) -> PyErr>);
+
+impl Later {
+    pub(crate) fn new(make: impl FnOnce(Python<'_>) -> PyErr + 'static) -> Later {
+        Later(Box::new(make))
+    }
+
+    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
+        (self.0)(py)
+    }
+}
+
+/// As [`raise`], once nothing is borrowed any more.
+pub(crate) fn later(kind: Kind, message: String) -> Later {
+    Later::new(move |py| raise_with(py, kind, &message, |_| Ok(())))
+}
+
 /// Arrow refused an operation on the user's data.
 pub(crate) fn arrow(error: &arrow_schema::ArrowError) -> PyErr {
     raise(Kind::Schema, &format!("this Arrow data cannot be used: {error}"))

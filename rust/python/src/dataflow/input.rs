@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use super::block::Block;
 use super::home::{Address, Key};
-use super::time::{Level, Nest, Pair, Time, backward, each, parse, to_python};
-use crate::errors::{self, Kind};
+use super::time::{Coordinates, Level, Nest, Pair, Time, backward, each, parse, shown};
+use crate::errors::{self, Kind, Later};
 
 type Inputs = Level<
     InputHandle<u64, Block>,
@@ -17,7 +17,7 @@ type Inputs = Level<
     InputHandle<Nest<false>, Block>,
 >;
 
-/// An input that is open, or was.
+/// An input that is open, or was. Nothing of it is borrowed while Python code runs, as that of an error.
 pub(crate) struct InputState {
     input: RefCell<Option<Inputs>>,
     depth: usize,
@@ -33,6 +33,42 @@ impl InputState {
         let input = self.input.borrow_mut().take();
         drop(input);
     }
+
+    fn send(&self, block: Option<Block>) -> Result<(), Later> {
+        let mut input = self.input.borrow_mut();
+        let input = input.as_mut().ok_or_else(|| closed("send"))?;
+        let Some(block) = block else { return Ok(()) };
+        each!(input, input => {
+            if input.is_void() {
+                return Err(void("send"));
+            }
+            let early = input.is_early();
+            input.try_send(block).map_err(|error| match early {
+                true => {
+                    let why = "send before bootstrap(), at a worker that joins: it has no place yet";
+                    errors::later(Kind::Dataflow, why.into())
+                }
+                false => errors::later(Kind::Closed, error.to_string()),
+            })
+        })
+    }
+
+    fn advance_to(&self, time: &[u64]) -> Result<(), Later> {
+        let mut input = self.input.borrow_mut();
+        let input = input.as_mut().ok_or_else(|| closed("advance_to"))?;
+        each!(input, input => {
+            if input.is_void() {
+                return Err(void("advance_to"));
+            }
+            let time = Time::from_coordinates(time);
+            input.advance_to(time).map_err(|error| backward("an input", &error.held, &error.asked, self.depth))
+        })
+    }
+
+    fn time(&self) -> Option<Coordinates> {
+        let input = self.input.borrow();
+        each!(input.as_ref()?, input => (!input.is_void()).then(|| input.time().coordinates(self.depth)))
+    }
 }
 
 /// Feeds a stream.
@@ -47,13 +83,13 @@ impl DataflowInput {
     }
 }
 
-fn closed(doing: &str) -> PyErr {
-    errors::raise(Kind::Closed, &format!("{doing} on an input that is closed: nothing can come after its end"))
+fn closed(doing: &str) -> Later {
+    errors::later(Kind::Closed, format!("{doing} on an input that is closed: nothing can come after its end"))
 }
 
-fn void(doing: &str) -> PyErr {
+fn void(doing: &str) -> Later {
     let why = "the worker that let this one join had closed its own by then, or this one leaves";
-    errors::raise(Kind::Closed, &format!("{doing} on an input that takes nothing: {why}"))
+    errors::later(Kind::Closed, format!("{doing} on an input that takes nothing: {why}"))
 }
 
 #[pymethods]
@@ -62,46 +98,21 @@ impl DataflowInput {
     fn send(&self, py: Python<'_>, block: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = self.key.get(py)?;
         let block = Block::from_python(block)?;
-        let mut input = state.input.borrow_mut();
-        let input = input.as_mut().ok_or_else(|| closed("send"))?;
-        let Some(block) = block else { return Ok(()) };
-        each!(input, input => {
-            if input.is_void() {
-                return Err(void("send"));
-            }
-            let early = input.is_early();
-            input.try_send(block).map_err(|error| match early {
-                true => errors::raise(Kind::Dataflow, "send before bootstrap(), at a worker that joins: it has no place yet"),
-                false => errors::raise(Kind::Closed, &error.to_string()),
-            })
-        })
+        state.send(block).map_err(|why| why.raise(py))
     }
 
     /// Moves to a later time: nothing more comes before it.
     fn advance_to(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = self.key.get(py)?;
         let time = parse(time, state.depth)?;
-        let mut input = state.input.borrow_mut();
-        let input = input.as_mut().ok_or_else(|| closed("advance_to"))?;
-        each!(input, input => {
-            if input.is_void() {
-                return Err(void("advance_to"));
-            }
-            let time = Time::from_coordinates(&time);
-            input.advance_to(time).map_err(|error| backward(py, "an input", &error.held, &error.asked, state.depth))
-        })
+        state.advance_to(&time).map_err(|why| why.raise(py))
     }
 
     /// The current time; None when it is closed.
     #[getter]
     fn time<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let state = self.key.get(py)?;
-        let input = state.input.borrow();
-        let Some(input) = input.as_ref() else { return Ok(None) };
-        each!(input, input => match input.is_void() {
-            true => Ok(None),
-            false => to_python(py, input.time(), state.depth).map(Some),
-        })
+        state.time().map(|time| shown(py, &time)).transpose()
     }
 
     /// Ends the input. Again: nothing.

@@ -15,8 +15,10 @@ use pyo3::prelude::*;
 
 use super::block::{Block, attached};
 use super::home::{Address, Key};
-use super::time::{Level, Nest, Pair, Time, backward, both, each, from_python, parse, to_python};
-use crate::errors::{self, Kind};
+use super::time::{
+    Coordinates, Level, Nest, Pair, Time, backward, both, each, from_python, lift, parse, shown, to_python,
+};
+use crate::errors::{self, Kind, Later};
 
 pub(crate) type Held = Level<Capability<u64>, Capability<Pair>, Capability<Nest<true>>, Capability<Nest<false>>>;
 pub(crate) type AllPorts = Level<Rc<Ports<u64>>, Rc<Ports<Pair>>, Rc<Ports<Nest<true>>>, Rc<Ports<Nest<false>>>>;
@@ -49,15 +51,8 @@ impl<T: Time> Ports<T> {
         errors::raise(Kind::Value, &message)
     }
 
-    fn give(
-        &self,
-        py: Python<'_>,
-        held: &Capability<T>,
-        at: Option<T>,
-        block: Block,
-        state: &CapabilityState,
-    ) -> PyResult<()> {
-        let backward = |at: &T| backward(py, "a capability", held.time(), at, state.depth);
+    fn give(&self, held: &Capability<T>, at: Option<T>, block: Block, state: &CapabilityState) -> Result<(), Later> {
+        let backward = |at: &T| backward("a capability", held.time(), at, state.depth);
         let later = at.map(|at| held.delayed(&at).map_err(|_| backward(&at))).transpose()?;
         let mut output = self.output.borrow_mut();
         let mut session = output.try_session(later.as_ref().unwrap_or(held)).map_err(|error| {
@@ -66,7 +61,7 @@ impl<T: Time> Ports<T> {
                 (false, true) => (Kind::Capability, LATE),
                 (false, false) => (Kind::Capability, "with a capability of another operator"),
             };
-            errors::raise(kind, &format!("operator {:?} cannot send {why}", self.name))
+            errors::later(kind, format!("operator {:?} cannot send {why}", self.name))
         })?;
         session.give(block);
         Ok(())
@@ -97,8 +92,36 @@ impl DataflowCapability {
     }
 }
 
-fn dropped() -> PyErr {
-    errors::raise(Kind::Capability, "this capability was dropped: whoever wants to send later keeps it")
+fn dropped() -> Later {
+    errors::later(Kind::Capability, "this capability was dropped: whoever wants to send later keeps it".into())
+}
+
+fn of_another_scope() -> Later {
+    errors::later(Kind::Capability, "this capability is of another scope".into())
+}
+
+impl CapabilityState {
+    fn time(&self) -> Option<Coordinates> {
+        let held = self.held.borrow();
+        held.as_ref().map(|held| each!(held, held => held.time().coordinates(self.depth)))
+    }
+
+    fn delayed(&self, time: &[u64]) -> Result<Held, Later> {
+        fn delay<T: Time>(held: &Capability<T>, time: &[u64], depth: usize) -> Result<Capability<T>, Later> {
+            let asked = T::from_coordinates(time);
+            held.delayed(&asked).map_err(|_| backward("a capability", held.time(), &asked, depth))
+        }
+        let held = self.held.borrow();
+        Ok(lift!(held.as_ref().ok_or_else(dropped)?, held => delay(held, time, self.depth)?))
+    }
+
+    fn downgrade(&self, time: &[u64]) -> Result<(), Later> {
+        let mut held = self.held.borrow_mut();
+        each!(held.as_mut().ok_or_else(dropped)?, held => {
+            let time = Time::from_coordinates(time);
+            held.downgrade(&time).map_err(|_| backward("a capability", held.time(), &time, self.depth))
+        })
+    }
 }
 
 #[pymethods]
@@ -107,25 +130,14 @@ impl DataflowCapability {
     #[getter]
     fn time<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let state = self.key.get(py)?;
-        let held = state.held.borrow();
-        held.as_ref().map(|held| each!(held, held => to_python(py, held.time(), state.depth))).transpose()
+        state.time().map(|time| shown(py, &time)).transpose()
     }
 
     /// A further capability, for a time in advance of this one's.
     fn delayed(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<DataflowCapability> {
         let state = self.key.get(py)?;
         let time = parse(time, state.depth)?;
-        fn delay<T: Time>(py: Python<'_>, held: &Capability<T>, time: &[u64], depth: usize) -> PyResult<Capability<T>> {
-            let asked = T::from_coordinates(time);
-            held.delayed(&asked).map_err(|_| backward(py, "a capability", held.time(), &asked, depth))
-        }
-        let held = state.held.borrow();
-        let later = match held.as_ref().ok_or_else(dropped)? {
-            Level::Root(held) => Level::Root(delay(py, held, &time, state.depth)?),
-            Level::Pair(held) => Level::Pair(delay(py, held, &time, state.depth)?),
-            Level::Odd(held) => Level::Odd(delay(py, held, &time, state.depth)?),
-            Level::Even(held) => Level::Even(delay(py, held, &time, state.depth)?),
-        };
+        let later = state.delayed(&time).map_err(|why| why.raise(py))?;
         Ok(DataflowCapability::new(self.key.address(), later, state.depth, state.late))
     }
 
@@ -133,11 +145,7 @@ impl DataflowCapability {
     fn downgrade(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = self.key.get(py)?;
         let time = parse(time, state.depth)?;
-        let mut held = state.held.borrow_mut();
-        each!(held.as_mut().ok_or_else(dropped)?, held => {
-            let time = Time::from_coordinates(&time);
-            held.downgrade(&time).map_err(|_| backward(py, "a capability", held.time(), &time, state.depth))
-        })
+        state.downgrade(&time).map_err(|why| why.raise(py))
     }
 
     /// Gives it up. Again: nothing.
@@ -155,6 +163,41 @@ impl DataflowCapability {
 struct PortsState {
     ports: AllPorts,
     depth: usize,
+}
+
+impl PortsState {
+    fn send(&self, granted: &CapabilityState, at: Option<&[u64]>, block: Option<Block>) -> Result<(), Later> {
+        let held = granted.held.borrow();
+        let held = held.as_ref().ok_or_else(dropped)?;
+        both!(&self.ports, held, ports, held => {
+            let at = at.map(Time::from_coordinates);
+            match block {
+                Some(block) => ports.give(held, at, block, granted),
+                None => Ok(()),
+            }
+        }, else Err(of_another_scope()))
+    }
+
+    fn notify_at(&self, granted: &CapabilityState) -> Result<(), Later> {
+        let mut slot = granted.held.borrow_mut();
+        let held = slot.as_ref().ok_or_else(dropped)?;
+        let own = both!(&self.ports, held, ports, held => ports.output.borrow().accepts(held),
+            else return Err(of_another_scope()));
+        if !own {
+            let message = match granted.late {
+                true => format!("notify_at cannot be called {LATE}"),
+                false => "notify_at takes a capability of this operator, and this one is another operator's".into(),
+            };
+            return Err(errors::later(Kind::Capability, message));
+        }
+        let Some(held) = slot.take() else { return Ok(()) };
+        both!(&self.ports, held, ports, held => {
+            ports.notificator.borrow_mut().notify_at(held);
+            // Its time may be complete already: then no frontier will move for it.
+            ports.activator.activate();
+            Ok(())
+        }, else Ok(()))
+    }
 }
 
 /// What the logic of one operator reads from, sends to and waits for.
@@ -203,16 +246,7 @@ impl DataflowPorts {
         let granted = capability.get().key.get(py)?;
         let block = Block::from_python(block)?;
         let at = at.map(|at| parse(at, state.depth)).transpose()?;
-        let held = granted.held.borrow();
-        let held = held.as_ref().ok_or_else(dropped)?;
-        let foreign = || errors::raise(Kind::Capability, "this capability is of another scope");
-        both!(&state.ports, held, ports, held => {
-            let at = at.map(|at| Time::from_coordinates(&at));
-            match block {
-                Some(block) => ports.give(py, held, at, block, &granted),
-                None => Ok(()),
-            }
-        }, else Err(foreign()))
+        state.send(&granted, at.as_deref(), block).map_err(|why| why.raise(py))
     }
 
     /// The least times that may still come at an input.
@@ -242,29 +276,7 @@ impl DataflowPorts {
     /// Asks for one notification when the capability's time is complete at all inputs; takes the capability.
     fn notify_at(&self, py: Python<'_>, capability: &Bound<'_, DataflowCapability>) -> PyResult<()> {
         let (state, granted) = (self.key.get(py)?, capability.get().key.get(py)?);
-        let mut held = granted.held.borrow_mut();
-        let fits = |held: &Held| both!(&state.ports, held, _ports, _held => true, else false);
-        if !fits(held.as_ref().ok_or_else(dropped)?) {
-            return Err(errors::raise(Kind::Capability, "this capability is of another scope"));
-        }
-        let own =
-            |held: &Held| both!(&state.ports, held, ports, held => ports.output.borrow().accepts(held), else false);
-        if !own(held.as_ref().ok_or_else(dropped)?) {
-            let message = match granted.late {
-                true => format!("notify_at cannot be called {LATE}"),
-                false => "notify_at takes a capability of this operator, and this one is another operator's".into(),
-            };
-            return Err(errors::raise(Kind::Capability, &message));
-        }
-        let taken = held.take();
-        std::mem::drop(held);
-        let Some(held) = taken else { return Ok(()) };
-        both!(&state.ports, held, ports, held => {
-            ports.notificator.borrow_mut().notify_at(held);
-            // Its time may be complete already: then no frontier will move for it.
-            ports.activator.activate();
-            Ok(())
-        }, else Ok(()))
+        state.notify_at(&granted).map_err(|why| why.raise(py))
     }
 
     /// The capability of the earliest time that was asked for and is complete; None when there is none now.

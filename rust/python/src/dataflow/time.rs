@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use smallvec::SmallVec;
 
-use crate::errors::{self, Kind};
+use crate::errors::{self, Kind, Later};
 
 /// A pair, which is the time of a scope in a scope.
 pub(crate) type Pair = Product<u64, u64>;
@@ -69,8 +69,12 @@ impl<const ODD: bool> Time for Nest<ODD> {
 
 /// Python's form of a time.
 pub(crate) fn to_python<'py, T: Time>(py: Python<'py>, time: &T, depth: usize) -> PyResult<Bound<'py, PyAny>> {
-    let coordinates = time.coordinates(depth);
-    match &coordinates[..] {
+    shown(py, &time.coordinates(depth))
+}
+
+/// Python's form of the time with these coordinates. Makes objects, and with them the collector may run code of anybody's.
+pub(crate) fn shown<'py>(py: Python<'py>, coordinates: &[u64]) -> PyResult<Bound<'py, PyAny>> {
+    match coordinates {
         [only] => Ok(only.into_pyobject(py)?.into_any()),
         several => Ok(PyTuple::new(py, several)?.into_any()),
     }
@@ -112,16 +116,17 @@ fn foreign(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
 }
 
 /// `TimeError`: `asked` is not in advance of `held`, which `who` holds.
-pub(crate) fn backward<T: Time>(py: Python<'_>, who: &str, held: &T, asked: &T, depth: usize) -> PyErr {
-    let build = || -> PyResult<PyErr> {
-        let (held, asked) = (to_python(py, held, depth)?, to_python(py, asked, depth)?);
+pub(crate) fn backward<T: Time>(who: &'static str, held: &T, asked: &T, depth: usize) -> Later {
+    let (held, asked) = (held.coordinates(depth), asked.coordinates(depth));
+    let build = move |py: Python<'_>| -> PyResult<PyErr> {
+        let (held, asked) = (shown(py, &held)?, shown(py, &asked)?);
         let message = format!("{who} at time {held} cannot go to {asked}, which is not at or after it");
         Ok(errors::raise_with(py, Kind::Time, &message, |facts| {
             facts.set_item("held", &held)?;
             facts.set_item("asked", &asked)
         }))
     };
-    build().unwrap_or_else(|error| error)
+    Later::new(move |py| build(py).unwrap_or_else(|error| error))
 }
 
 /// One value per type of time, such as the streams of scopes of any depth.
