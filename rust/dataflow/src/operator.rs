@@ -6,7 +6,8 @@
 //! brings no further run by itself.
 //!
 //! No right outlives what it stands for: a [`Session`] borrows the capability that it was opened with, so that cannot be downgraded or
-//! dropped before; and while a [`CapabilityRef`] lives, wherever it is kept, its block is under way and holds all frontiers back.
+//! dropped before; and while a [`CapabilityRef`] lives, wherever it is kept, its block is under way and holds all frontiers back. And nobody else
+//! makes a right: [`Grant`] is sealed.
 //!
 //! Source: Megaphone §3.1, Faucet §3 (C-01, C-04).
 
@@ -355,19 +356,29 @@ impl<T: Timestamp> std::fmt::Debug for CapabilityRef<'_, T> {
     }
 }
 
-/// What allows to send at a time through an output: a [`Capability`] or the [`CapabilityRef`] of a block.
-pub trait Grant<T: Timestamp> {
+mod sealed {
+    use super::Counts;
+
+    /// Nobody outside implements it: they could say yes to every output, and make capabilities of its counts.
+    pub trait IsFor<T> {
+        /// Whether it is for the output with these counts.
+        fn is_for(&self, output: &Counts<T>) -> bool;
+    }
+}
+
+/// What allows to send at a time through an output: a [`Capability`] or the [`CapabilityRef`] of a block, and nothing else.
+pub trait Grant<T: Timestamp>: sealed::IsFor<T> {
     /// The time at which it allows to send.
     fn granted(&self) -> &T;
-    /// Whether it is for the output with these counts.
-    #[doc(hidden)]
-    fn is_for(&self, output: &Counts<T>) -> bool;
 }
 
 impl<T: Timestamp> Grant<T> for Capability<T> {
     fn granted(&self) -> &T {
         self.time()
     }
+}
+
+impl<T: Timestamp> sealed::IsFor<T> for Capability<T> {
     fn is_for(&self, output: &Counts<T>) -> bool {
         self.valid_for(output)
     }
@@ -377,6 +388,9 @@ impl<T: Timestamp> Grant<T> for CapabilityRef<'_, T> {
     fn granted(&self) -> &T {
         &self.time
     }
+}
+
+impl<T: Timestamp> sealed::IsFor<T> for CapabilityRef<'_, T> {
     fn is_for(&self, output: &Counts<T>) -> bool {
         let outputs = self.ports.outputs.borrow();
         let Some(index) = outputs.iter().position(|counts| Rc::ptr_eq(counts, output)) else { return false };
@@ -431,6 +445,18 @@ impl<T: Timestamp, D: 'static> Output<T, D> {
     ///     let mut session = output.session(&capability);
     ///     drop(capability);
     ///     session.give(block);
+    /// }
+    /// ```
+    ///
+    /// nor with a right that is its own:
+    ///
+    /// ```compile_fail,E0277
+    /// # use penstock_dataflow::Grant;
+    /// struct Always(u64);
+    /// impl Grant<u64> for Always {
+    ///     fn granted(&self) -> &u64 {
+    ///         &self.0
+    ///     }
     /// }
     /// ```
     pub fn session<'a>(&'a mut self, grant: &'a impl Grant<T>) -> Session<'a, T, D> {
