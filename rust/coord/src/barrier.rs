@@ -70,7 +70,7 @@ impl Barrier {
     ///
     /// # Errors
     /// [`CoordError::Worker`] when this or another worker has stopped, [`CoordError::Gone`] when the worker's dataflows were
-    /// dropped, [`CoordError::OtherWorker`].
+    /// dropped, as they are when it has left, [`CoordError::Ended`] where [`Barrier::usable`] says so, [`CoordError::OtherWorker`].
     pub fn wait(&mut self, worker: &mut Worker) -> Result<u64, CoordError> {
         self.meet(worker, None)
     }
@@ -119,8 +119,11 @@ impl Barrier {
         if round > self.round() {
             return Err(CoordError::NotArrived { asked: round, arrived: self.round() });
         }
-        match worker.step_until(limit, || self.reached(round))? {
-            true => Ok(()),
+        // A leaver may still reach the round after it has handed over its input, not after its dataflow was dropped.
+        let dropped = || self.input.has_ended() && !self.input.is_void();
+        match worker.step_until(limit, || self.reached(round) || dropped())? {
+            _ if self.reached(round) => Ok(()),
+            true => self.gone(worker),
             false => Err(CoordError::Timeout { round, waited: limit.unwrap_or_default() }),
         }
     }
@@ -130,7 +133,8 @@ impl Barrier {
         *self.input.time()
     }
 
-    /// Whether this worker is one of those that meet. A joiner is not if its peer had closed its own handle.
+    /// Whether this worker is one of those that meet. A joiner is not if its peer had closed its own handle, nor is a leaver that has handed
+    /// over its inputs.
     ///
     /// # Errors
     /// [`CoordError::Ended`].
@@ -142,16 +146,21 @@ impl Barrier {
     }
 
     fn check(&self, worker: &mut Worker) -> Result<(), CoordError> {
-        let (what, owner) = ("barrier", self.owner);
-        if worker.index() != owner {
+        if worker.index() != self.owner {
+            let (what, owner) = ("barrier", self.owner);
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
         self.usable()?;
-        if self.input.has_ended() {
-            // A stopped worker has dropped its dataflows as well: say why it stopped.
-            worker.step()?;
-            return Err(CoordError::Gone { what, worker: owner });
+        match self.input.has_ended() {
+            true => self.gone(worker),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Why the dataflow was dropped.
+    fn gone(&self, worker: &mut Worker) -> Result<(), CoordError> {
+        // A stopped worker has dropped its dataflows as well: say why it stopped.
+        worker.step()?;
+        Err(CoordError::Gone { what: "barrier", worker: self.owner })
     }
 }

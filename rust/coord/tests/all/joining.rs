@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 use penstock_coord::{Barrier, CoordError, Entry, Sequencer};
 use penstock_dataflow::{BoxError, Error, Worker, execute_joinable};
@@ -92,6 +93,32 @@ fn a_barrier_that_was_closed_is_of_no_use_to_who_joins() {
         Ok(joined)
     });
     assert_eq!(ends.into_iter().map(Result::unwrap).collect::<Vec<_>>(), [false, true]);
+}
+
+/// A round that was not reached when the worker has left will not be: the wait has an end.
+#[test]
+fn who_leaves_does_not_wait_for_a_round_for_ever() {
+    let (over, left) = mpsc::channel();
+    let (over, left) = (Mutex::new(over), Mutex::new(left));
+    let run = execute_joinable(2, move |worker: &mut Worker| {
+        let mut barrier = Barrier::new(worker);
+        worker.bootstrap()?;
+        if worker.index() == 0 {
+            worker.start_leaving()?;
+            let waited = barrier.wait_timeout(worker, Duration::from_secs(60));
+            over.lock().unwrap().send(())?;
+            assert!(matches!(waited, Err(CoordError::Gone { what: "barrier", worker: 0 })), "{waited:?}");
+            assert!(worker.has_left());
+        } else {
+            // Its handle lives, and has not arrived.
+            while left.lock().unwrap().try_recv().is_err() {
+                worker.step_or_park(Some(Duration::from_millis(1)))?;
+            }
+        }
+        Ok::<_, BoxError>(barrier.round())
+    });
+    let rounds: Vec<u64> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    assert_eq!(rounds, [1, 0]);
 }
 
 /// One order for all: what a joiner reads is the end of what the others read, what a leaver reads its beginning, and nothing that was pushed is missing.
