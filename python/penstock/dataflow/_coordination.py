@@ -216,7 +216,10 @@ class Sequencer(Generic[X]):
         BlockError
             When it cannot be pickled.
         ClosedError
-            After `close`, and in the logic of an operator when the program has ended.
+            After `close`, and in the logic of an operator when the program has ended. At a worker that leaves
+            (`Worker.leave`) once nothing can come for it any more, so in logic that waits for a time which others have
+            yet to end; what was pushed before is sent. At a worker that joined when its peer had closed its own; what
+            it pushed before `Worker.bootstrap` stops the run then.
 
         Examples
         --------

@@ -16,6 +16,8 @@
 //! A worker that does not step holds everyone back; one that dropped or closed its sequencer does not. What is not read waits in
 //! memory. There is no fault tolerance: when a worker fails, all stop with its error.
 //!
+//! A leaver pushes until nothing can come for it any more. What was pushed by then, also by operators, is sent.
+//!
 //! Who joins a run reads on from where the peer that serves it stood: it learns what that one has not released, and forgets what it has
 //! (the key of a block is unique, so what both were sent counts once).
 //!
@@ -153,7 +155,7 @@ impl<T> Pusher<T> {
         if !self.shared.alive.get() {
             return Err(CoordError::Gone { what, worker });
         }
-        if self.shared.input.borrow().as_ref().is_some_and(InputHandle::is_void) {
+        if self.shared.input.borrow().as_ref().is_some_and(|input| !input.announce()) {
             return Err(CoordError::Ended { what, worker });
         }
         let mut pushed = self.shared.pushed.borrow_mut();
@@ -206,6 +208,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             ended: Cell::new(false),
             alive: Cell::new(true),
         });
+        let owner = worker.index();
         let source = worker.dataflow("sequencer", |scope| {
             let (input, stream) = scope.new_input::<Vec<T>>();
             *shared.input.borrow_mut() = Some(input);
@@ -220,7 +223,10 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                     if let Some(input) = held.as_mut() {
                         let block = shared.pushed.take();
                         if !block.is_empty() {
-                            input.send(block);
+                            // At a joiner only: what it pushed before it had its place.
+                            input
+                                .try_send(block)
+                                .map_err(|_| CoordError::Ended { what: "sequencer", worker: owner })?;
                             // One block per time and worker, whenever the sink gets to read it.
                             input.advance_to(after(*input.time())?)?;
                         }
@@ -287,7 +293,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             });
             activator
         });
-        Sequencer(Pusher { owner: worker.index(), shared, source })
+        Sequencer(Pusher { owner, shared, source })
     }
 }
 
@@ -296,8 +302,9 @@ impl<T> Sequencer<T> {
     /// one block.
     ///
     /// # Errors
-    /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped, [`CoordError::Ended`] at a joiner
-    /// whose peer had closed its own; nothing happens.
+    /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped or left, [`CoordError::Ended`] at a joiner
+    /// whose peer had closed its own, and at a leaver once nothing can come for it any more; nothing happens.
+    /// A joiner learns that only with its place ([`Worker::bootstrap`]): what it pushed before stops the run then.
     pub fn push(&mut self, element: T) -> Result<(), CoordError> {
         self.0.push(element)
     }

@@ -45,10 +45,11 @@ impl<T: Timestamp, D: Clone + 'static> InputHandle<T, D> {
 }
 
 impl<T: Timestamp, D> InputHandle<T, D> {
-    /// Sends a block at the current time. After the dataflow's end, by an error, it is dropped.
+    /// Sends a block at the current time. After the dataflow's end, by an error, it is dropped; so it is where the input is void
+    /// ([`InputHandle::is_void`]).
     pub fn send(&mut self, block: D) {
         if self.family.alive.get() {
-            if self.held.refresh() {
+            if self.held.spend() {
                 self.tee.borrow_mut().push(self.held.time(), block);
             }
         } else {
@@ -56,7 +57,7 @@ impl<T: Timestamp, D> InputHandle<T, D> {
         }
     }
 
-    /// As [`InputHandle::send`], but says so when the dataflow has ended.
+    /// As [`InputHandle::send`], but says so when the dataflow, or the input, has ended.
     ///
     /// # Errors
     /// [`Ended`]; the block is dropped.
@@ -67,6 +68,12 @@ impl<T: Timestamp, D> InputHandle<T, D> {
         }
         self.send(block);
         Ok(())
+    }
+
+    /// Announces a block that a later step sends: a worker that leaves hands over no input before. The next block that is sent is the one that was
+    /// announced. False when the input can send nothing, or this worker is about to hand it over.
+    pub fn announce(&self) -> bool {
+        (self.is_early() || !self.has_ended()) && self.held.announce()
     }
 
     /// Whether the dataflow has ended, by an error or because it was dropped. Also whether this is an input of a joiner whose peer had

@@ -10,7 +10,9 @@
 //! Capabilities. A founder's operators begin with one per output, which all founders count. A joiner's begin with none: its constructors get
 //! capabilities that are good for no output. What a joiner is granted are capabilities of outputs that somebody *claims*, which inputs do, at the
 //! times at which its server holds them; that is the worker that led when it was admitted, unless that one leaves. Of the others nothing is granted, since an operator that was built without could do nothing with it.
-//! So who leaves has to work off what its operators hold, and hands over what its inputs hold.
+//! So who leaves has to work off what its operators hold, and hands over what its inputs hold. What was *announced* for an input is sent before: a
+//! leaver for which nothing can come any more *retires*, so that nothing more is announced, and hands over when all that was is sent. So operators that would
+//! announce something in every step do not keep it.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -345,6 +347,16 @@ impl Membership {
         self.member.borrow().may_drain()
     }
 
+    /// Has nothing more announced for inputs of this leaver; whether all that was is sent.
+    pub(crate) fn retire(&self) -> bool {
+        let books = self.books.borrow();
+        let mut sent = true;
+        for (family, _) in books.books.values().filter_map(|book| book.open.as_ref()) {
+            family.regions.borrow().iter().for_each(|region| sent &= region.retire());
+        }
+        sent
+    }
+
     /// Whether no operator has anything any more, and none has a joiner to teach: nobody else would.
     pub(crate) fn is_worked_off(&self) -> bool {
         let worked_off = |book: &Book| book.open.as_ref().is_none_or(|(family, _)| is_worked_off(family));
@@ -545,6 +557,10 @@ pub(crate) struct Slot<T: Timestamp> {
     /// Whether its holder began without one and still has none. One that has its own could do nothing with another, since its time only
     /// moves on.
     wants: Cell<bool>,
+    /// Whether something is to be sent with what is held.
+    announced: Cell<bool>,
+    /// Whether what is held will be handed over to another worker: nothing more is announced.
+    retired: Cell<bool>,
     /// Whether what was held was handed over to another worker.
     revoked: Cell<bool>,
     given: RefCell<Option<Capability<T>>>,
@@ -554,8 +570,24 @@ pub(crate) struct Slot<T: Timestamp> {
 
 impl<T: Timestamp> Slot<T> {
     pub(crate) fn new(wants: bool) -> Rc<Self> {
-        let (wants, revoked) = (Cell::new(wants), Cell::new(false));
-        Rc::new(Slot { wants, revoked, given: RefCell::default(), time: OnceCell::new() })
+        let [announced, retired, revoked] = [false; 3].map(Cell::new);
+        let (wants, given, time) = (Cell::new(wants), RefCell::default(), OnceCell::new());
+        Rc::new(Slot { wants, announced, retired, revoked, given, time })
+    }
+
+    /// Something is to be sent with what is held; false when it will be, or is, somebody else's.
+    fn announce(&self) -> bool {
+        let keeps = !self.retired.get();
+        if keeps {
+            self.announced.set(true);
+        }
+        keeps
+    }
+
+    /// Nothing more is announced; whether what was is sent.
+    pub(crate) fn retire(&self) -> bool {
+        self.retired.set(true);
+        !self.announced.get()
     }
 
     /// Gives a capability; what is not wanted is dropped.
@@ -588,13 +620,21 @@ impl<T: Timestamp> Held<T> {
         Held { capability, slot }
     }
 
-    /// Takes what was given, and gives up what was taken; whether the capability is good for something.
-    #[inline]
-    pub(crate) fn refresh(&mut self) -> bool {
-        self.slot.is_none() || self.refresh_slot()
+    /// See [`Slot::announce`].
+    pub(crate) fn announce(&self) -> bool {
+        self.slot.as_ref().is_none_or(|slot| slot.announce())
     }
 
-    fn refresh_slot(&mut self) -> bool {
+    /// Before a block is sent, which is what was announced; whether the capability is good for something.
+    #[inline]
+    pub(crate) fn spend(&mut self) -> bool {
+        let Some(slot) = &self.slot else { return true };
+        slot.announced.set(false);
+        self.refresh()
+    }
+
+    /// Takes what was given, and gives up what was taken; whether the capability is good for something.
+    fn refresh(&mut self) -> bool {
         let Some(slot) = &self.slot else { return true };
         if slot.revoked.get() {
             self.capability.detach();
@@ -626,6 +666,7 @@ impl<T: Timestamp> Drop for Held<T> {
         self.refresh();
         if let Some(slot) = &self.slot {
             slot.wants.set(false);
+            slot.announced.set(false);
         }
     }
 }

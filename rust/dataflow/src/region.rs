@@ -144,6 +144,8 @@ pub(crate) trait AnyRegion {
     fn stand(&self);
     /// Counts one capability more, for somebody else, of each that is held for a claimed output.
     fn grant(&self) -> Box<dyn Part>;
+    /// Has nothing more announced for claimed outputs; whether all that was is sent.
+    fn retire(&self) -> bool;
     /// Names what is held for claimed outputs, which somebody else holds from now on.
     fn hand_over(&self) -> Box<dyn Part>;
     /// Gives capabilities, which are counted already, to who claims them.
@@ -710,6 +712,12 @@ impl<T: Timestamp> AnyRegion for Region<T> {
             }
         }
         Box::new(Changes(granted))
+    }
+
+    fn retire(&self) -> bool {
+        let mut sent = true;
+        self.claims.borrow().values().for_each(|slot| sent &= slot.retire());
+        sent
     }
 
     fn hand_over(&self) -> Box<dyn Part> {

@@ -367,7 +367,7 @@ impl Worker {
             return;
         }
         let mut done = false;
-        if membership.stage() == Stage::Leaving {
+        if membership.stage() == Stage::Leaving && membership.retire() {
             self.core.tend(|member, books| {
                 done = member.bequeath(books)?;
                 Ok(())

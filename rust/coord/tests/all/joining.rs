@@ -1,11 +1,13 @@
 //! A barrier and a sequencer across joins and leaves, of threads and of processes over TCP.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use penstock_coord::{Barrier, CoordError, Entry, Sequencer};
-use penstock_dataflow::{BoxError, Error, Worker, execute_joinable};
+use penstock_coord::{Barrier, CoordError, Entry, Pusher, Sequencer};
+use penstock_dataflow::{BoxError, Error, InputHandle, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric};
 
 use crate::linked::Linked;
 
@@ -167,6 +169,141 @@ fn one_order(apart: bool) {
     for pusher in 0..4 {
         let pushed: Vec<u64> = logs[0].iter().filter(|e| e.element.0 == pusher).map(|e| e.element.1).collect();
         assert_eq!(pushed, (0..if pusher == 0 { 151 } else { 200 }).collect::<Vec<_>>());
+    }
+}
+
+/// A worker of two on this thread, with a log and a flow whose logic pushes to it: what was pushed, and how it was refused.
+struct Pushing {
+    worker: Worker,
+    log: Sequencer<u64>,
+    input: InputHandle<u64, Vec<u64>>,
+    outcome: Outcome,
+}
+
+type Outcome = Rc<RefCell<(Vec<u64>, Option<CoordError>)>>;
+
+/// Pushes unless it was refused before; whether it was not refused.
+fn push(pusher: &Pusher<u64>, element: u64, outcome: &Outcome) -> bool {
+    let (pushed, refused) = &mut *outcome.borrow_mut();
+    if refused.is_none() {
+        match pusher.push(element) {
+            Ok(()) => pushed.push(element),
+            Err(error) => *refused = Some(error),
+        }
+    }
+    refused.is_none()
+}
+
+/// `flow` builds what pushes.
+fn pushing(flow: impl Fn(&mut Worker, Pusher<u64>, Outcome) -> InputHandle<u64, Vec<u64>>) -> Vec<Pushing> {
+    let make = |seat| {
+        let (mut worker, outcome) = (Worker::new(seat), Outcome::default());
+        // Its source runs before what pushes.
+        let log = Sequencer::new(&mut worker);
+        let input = flow(&mut worker, log.pusher(), outcome.clone());
+        worker.bootstrap().unwrap();
+        Pushing { worker, log, input, outcome }
+    };
+    fabric::joinable(2).0.into_iter().map(make).collect()
+}
+
+/// The first one leaves, the other one does `each` between two steps of theirs, and reads all that was pushed.
+fn leave_and_read(mut workers: Vec<Pushing>, mut each: impl FnMut(&mut Pushing)) -> (Vec<u64>, Option<CoordError>) {
+    workers[0].worker.start_leaving().unwrap();
+    for _ in 0..1_000 {
+        each(&mut workers[1]);
+        workers[1].worker.step().unwrap();
+        workers[0].worker.step().unwrap();
+    }
+    let Pushing { mut worker, mut log, input, .. } = workers.pop().unwrap();
+    let Pushing { worker: leaver, outcome, .. } = workers.pop().unwrap();
+    assert!(leaver.has_left());
+    drop(input);
+    log.close();
+    while worker.step().unwrap() {}
+    let read: Vec<u64> = std::iter::from_fn(|| log.next()).collect();
+    let (pushed, refused) = outcome.take();
+    assert_eq!(read, pushed);
+    (read, refused)
+}
+
+/// The last block comes for the leaver together with what says that nothing comes any more; its logic pushes once it has read it.
+#[test]
+fn what_logic_pushes_while_its_worker_leaves_is_read() {
+    let workers = pushing(|worker, pusher, outcome| {
+        let leaves = worker.index() == 0;
+        worker.dataflow("flow", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            stream.exchange_by(|_| 0).inspect(move |_, block| {
+                block.iter().filter(|_| leaves).for_each(|number| assert!(push(&pusher, *number, &outcome)));
+            });
+            input
+        })
+    });
+    let mut sent = 0;
+    let (read, refused) = leave_and_read(workers, |peer| {
+        if peer.worker.peers() == 2 {
+            peer.input.send(vec![sent]);
+            sent += 1;
+        }
+    });
+    assert!(sent > 0 && refused.is_none(), "{refused:?}");
+    assert_eq!(read, (0..sent).collect::<Vec<_>>());
+}
+
+/// Logic that pushes in every step does not keep its worker from leaving: it is refused, and what was not is read.
+#[test]
+fn logic_that_pushes_for_ever_is_refused_when_its_worker_leaves() {
+    let workers = pushing(|worker, pusher, outcome| {
+        let leaves = worker.index() == 0;
+        worker.dataflow("flow", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "ticks");
+            let mut nothing = builder.input(&stream, Pipeline);
+            let again = builder.activator();
+            builder.build(|_| {
+                let mut ticks = 0;
+                move |_| {
+                    nothing.for_each(|_, _| ());
+                    if leaves && push(&pusher, ticks, &outcome) {
+                        ticks += 1;
+                        again.activate();
+                    }
+                    Ok(())
+                }
+            });
+            input
+        })
+    });
+    let (read, refused) = leave_and_read(workers, |_| {});
+    assert!(!read.is_empty());
+    assert!(matches!(refused, Some(CoordError::Ended { what: "sequencer", worker: 0 })), "{refused:?}");
+}
+
+/// What a joiner has pushed before it has its place, to a log that its peer had closed, is not dropped without a word.
+#[test]
+fn what_cannot_be_sent_stops_the_run() {
+    let (second, come) = mpsc::channel();
+    let second = Mutex::new(second);
+    let ends = run(false, 1, &come, move |worker: &mut Worker| {
+        let (mut log, mut open) = (Sequencer::<u64>::new(worker), Barrier::new(worker));
+        if worker.index() == 1 {
+            log.push(7)?;
+        }
+        if !worker.bootstrap()? {
+            log.close();
+            worker.step()?;
+            second.lock().unwrap().send(())?;
+        }
+        while worker.peers() < 2 {
+            worker.step_or_park(None)?;
+        }
+        Ok(open.wait(worker)?)
+    });
+    for end in ends {
+        let Err(Error::Operator { name, worker: 1, source }) = &end else { panic!("{end:?}") };
+        assert!(matches!(source.downcast_ref(), Some(CoordError::Ended { what: "sequencer", worker: 1 })), "{source}");
+        assert_eq!(name, "sequencer/source");
     }
 }
 
