@@ -22,6 +22,7 @@ mod fallback;
 mod gate;
 mod hub;
 mod payload;
+mod places;
 mod sleepers;
 mod stage;
 mod stats;

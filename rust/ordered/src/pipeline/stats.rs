@@ -4,12 +4,13 @@
 //! are averages that follow changes: each piece of work counts for [`FADE`] of the new value.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam::utils::CachePadded;
 
 use super::hub::InHand;
+use super::places::Places;
 use crate::schedule::Load;
 
 const FADE: f64 = 0.1;
@@ -19,7 +20,7 @@ const NEVER: u64 = u64::MAX;
 pub(super) struct Counters {
     fed: CachePadded<Fed>,
     done: CachePadded<Done>,
-    workers: CachePadded<AtomicUsize>,
+    pub(super) places: CachePadded<Places>,
 }
 
 /// Written by who feeds and who emits.
@@ -58,7 +59,7 @@ impl Default for Counters {
             cost: AtomicU64::new(NEVER),
             selectivity: AtomicU64::new(NEVER),
         };
-        Self { fed: CachePadded::default(), done: CachePadded::new(done), workers: CachePadded::default() }
+        Self { fed: CachePadded::default(), done: CachePadded::new(done), places: CachePadded::new(Places::new()) }
     }
 }
 
@@ -158,16 +159,6 @@ impl Counters {
         self.done.made.load(Ordering::Relaxed).saturating_sub(emitted) as usize
     }
 
-    /// Takes one of the places of workers.
-    pub(super) fn join(&self, most: usize) -> bool {
-        let more = |workers| (workers < most).then_some(workers + 1);
-        self.workers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
-    }
-
-    pub(super) fn part(&self) {
-        self.workers.fetch_sub(1, Ordering::Relaxed);
-    }
-
     /// A new window begins.
     pub(super) fn window(&self) {
         self.done.window_ns.store(self.done.busy_ns.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -181,7 +172,7 @@ impl Counters {
             output,
             selectivity: average(&done.selectivity),
             cost_ns: average(&done.cost),
-            workers: self.workers.load(Ordering::Relaxed),
+            workers: self.places.taken(),
             most,
             spent_ns: done.busy_ns.load(Ordering::Relaxed).saturating_sub(since),
         }

@@ -1,8 +1,9 @@
 //! What a worker thread does: it asks the scheduler which operator to serve, serves a quantum, and parks where there is nothing to do.
 //!
 //! Invariants: a worker parks only after a whole round in which nothing arrived and no operator that could run had anything for it; so
-//! whatever is left behind by one that goes on is found by that one. It never waits for another worker. No panic ends it in silence: one that
-//! comes here (a scheduler's, or a mistake of ours) has lost an envelope, so it ends the pipeline, and whoever pulls is told.
+//! whatever is left behind by one that goes on is found by that one, or by who took its place ([`Places`](super::places::Places)). It
+//! never waits for another worker. No panic ends it in silence: one that comes here (a scheduler's, or a mistake of ours) has lost an
+//! envelope, so it ends the pipeline, and whoever pulls is told.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -69,7 +70,7 @@ impl<P: Payload, E: Send + 'static> Round<'_, P, E> {
         loop {
             let Some(at) = self.choose() else { return false };
             let stage = &self.core.stages[at];
-            if !stage.counters.join(stage.most) {
+            if !stage.counters.places.join(stage.most) {
                 self.barred[at] = true;
                 continue;
             }
@@ -84,7 +85,7 @@ impl<P: Payload, E: Send + 'static> Round<'_, P, E> {
                     stage.operate(self.worker, partition, work, &mut now);
                 }
             });
-            stage.counters.part();
+            stage.counters.places.part();
             if done == 0 {
                 self.barred[at] = true;
                 continue;
