@@ -118,7 +118,17 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 }
                 quantum
             }
-            Input::Keyed(queue) => queue.consume(quantum, operate),
+            Input::Keyed(queue) => {
+                let mut done = 0;
+                // Each call is for what one partition has now, and that is often one piece.
+                while done < quantum {
+                    match queue.consume(quantum - done, operate) {
+                        0 => break,
+                        more => done += more,
+                    }
+                }
+                done
+            }
         }
     }
 
@@ -345,5 +355,57 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         let waiting = self.counters.waiting();
         let beyond = self.next.as_ref().map_or_else(|| self.hub.ready(), |next| next.counters.waiting());
         self.counters.load(waiting, self.counters.unordered() + beyond, self.most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::{Builder, Options};
+    use super::*;
+
+    struct One;
+
+    impl Payload for One {
+        fn items(&self) -> usize {
+            1
+        }
+
+        fn bytes(&self) -> usize {
+            8
+        }
+    }
+
+    /// Three turns of a worker at the one operator, with a hundred envelopes before it: the numbers of what it takes.
+    fn turns(builder: Builder<One, ()>) -> Vec<Vec<u64>> {
+        let pipeline = builder.build(Options { workers: 2, ..Options::default() }).expect("good options");
+        let stage = &pipeline.core.stages[0];
+        for number in 0..100 {
+            let share = Share { items: 1, bytes: 8 };
+            stage.enter(Label { number, ticket: number, share, entered: 1, work_ns: 0, weight: 1 }, One);
+        }
+        let turn = || {
+            let mut numbers = Vec::new();
+            let done = stage.consume(64, &mut |_, work| match work {
+                Work::Whole(envelope) => numbers.push(envelope.label.number),
+                Work::Part(assembly, ..) => numbers.push(assembly.label.number),
+            });
+            assert_eq!(done, numbers.len());
+            numbers
+        };
+        vec![turn(), turn(), turn()]
+    }
+
+    #[test]
+    fn a_turn_is_a_quantum_also_where_there_is_state() {
+        let expected: [Vec<u64>; 3] = [(0..64).collect(), (64..100).collect(), Vec::new()];
+        assert_eq!(turns(Builder::new().stateless("free", |_, one| Ok(one))), expected);
+        assert_eq!(turns(Builder::new().stateful("kept", |_, one| Ok(one))), expected);
+        let next = AtomicUsize::new(0);
+        let split = move |one| Ok(vec![(next.fetch_add(1, Ordering::Relaxed) % 3, one)]);
+        let parted =
+            Builder::new().partitioned("parted", 3, split, |_, _, one| Ok(one), |mut parts| Ok(parts.remove(0).1));
+        assert_eq!(turns(parted), expected);
     }
 }
