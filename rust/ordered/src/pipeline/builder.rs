@@ -8,7 +8,7 @@ use crossbeam::queue::SegQueue;
 use crossbeam::sync::Parker;
 
 use super::core::Core;
-use super::envelope::{Envelope, Work};
+use super::envelope::{Content, Envelope, Work};
 use super::gate::Limits;
 use super::hub::Hub;
 use super::payload::{Partitioned, Payload, Stateful, Turn};
@@ -273,7 +273,9 @@ impl<P: Payload, E: Send + 'static> Builder<P, E> {
             let counters = Arc::new(Counters::default());
             let (own, sink_next, sink_hub) = (Arc::clone(&counters), next.clone(), Arc::clone(&hub));
             let sink = move |_, envelope: Envelope<P, E>| {
-                own.emitted(envelope.label.weight);
+                if !matches!(envelope.content, Content::Dropped) {
+                    own.emitted(envelope.label.weight);
+                }
                 match &sink_next {
                     Some(next) => next.feed(envelope),
                     None => sink_hub.emit(envelope),

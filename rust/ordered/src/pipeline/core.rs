@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::envelope::Envelope;
 use super::hub::Hub;
 use super::payload::Payload;
 use super::stage::Stage;
@@ -45,6 +46,19 @@ impl<P: Payload, E: Send + 'static> Core<P, E> {
         let over = now_ns.saturating_sub(began) >= length_ns;
         if over && self.window_ns.compare_exchange(began, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.stages.iter().for_each(|stage| stage.counters.window());
+        }
+    }
+
+    /// Drops what waits, behind the stop. Who may have put something into a queue calls it afterwards, so nothing stays when all such
+    /// have: what others put in meanwhile they find themselves.
+    pub(super) fn clear(&self) {
+        // In the order of the operators: what leaves a reorder buffer comes to the next queue.
+        for stage in &self.stages {
+            stage.consume(usize::MAX, &mut |_, work| stage.discard(work));
+        }
+        while let Some(Envelope { label, content }) = self.hub.take() {
+            drop(content);
+            self.hub.gate.leave(label.share);
         }
     }
 

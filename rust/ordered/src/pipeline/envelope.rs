@@ -77,6 +77,8 @@ pub(super) enum Content<P, E> {
     Data(Kept<Outcome<P, E>>),
     /// Split for the partitioned operator that comes next; not empty.
     Parts(Vec<Part<P>>),
+    /// Nothing any more, behind the stop. Its place passes the reorder buffers, so that what is behind it does not stay there.
+    Dropped,
 }
 
 /// What one partition gets of an envelope.

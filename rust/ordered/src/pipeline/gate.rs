@@ -1,7 +1,7 @@
 //! How much is in a pipeline, and whether more may come in.
 //!
-//! Counts envelopes, items and bytes from admission until the output is handed over, wherever they are: waiting, worked on, waiting for their
-//! order, or ready. An envelope's share follows what it holds, so outputs that explode close the gate. Invariants: envelopes never exceed their
+//! Counts envelopes, items and bytes from admission until the output is handed over, or dropped, wherever they are: waiting, worked on, waiting
+//! for their order, or ready. An envelope's share follows what it holds, so outputs that explode close the gate. Invariants: envelopes never exceed their
 //! limit; items and bytes exceed theirs only by what envelopes that were inside already have grown by, or by one envelope that alone
 //! is larger than the limit. Counts are never negative: only who holds an envelope changes its share.
 //!

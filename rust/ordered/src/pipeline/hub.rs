@@ -11,7 +11,7 @@ use crossbeam::queue::{ArrayQueue, SegQueue};
 use crossbeam::sync::Parker;
 use crossbeam::utils::CachePadded;
 
-use super::envelope::Envelope;
+use super::envelope::{Content, Envelope};
 use super::gate::{Gate, Limits, Share};
 use super::payload::Payload;
 use super::sleepers::Sleepers;
@@ -93,6 +93,9 @@ impl<P: Payload, E> Hub<P, E> {
 
     /// Puts out what has come to its turn.
     pub(super) fn emit(&self, envelope: Envelope<P, E>) {
+        if let Content::Dropped = envelope.content {
+            return self.gate.leave(envelope.label.share);
+        }
         self.left.fetch_add(envelope.label.weight as u64, Ordering::Relaxed);
         self.ready.fetch_add(envelope.label.weight, Ordering::Relaxed);
         self.output.push(envelope);

@@ -72,7 +72,7 @@ pub enum Mode {
 /// What follows an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnError {
-    /// The end: outputs before it come, then the error, then the end; what is in hand is finished and dropped.
+    /// The end: outputs before it come, then the error, then the end; all else is dropped, what is in hand once it is finished.
     #[default]
     Stop,
     /// What comes after it.
@@ -165,6 +165,13 @@ struct Egress<P, E> {
     last: VecDeque<(u64, Kept<Outcome<P, E>>)>,
     finished: bool,
     ended: bool,
+}
+
+impl<P, E> Egress<P, E> {
+    fn end(&mut self) {
+        self.ended = true;
+        self.last.clear();
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -359,15 +366,20 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             return Some(Pulled::End);
         }
         if let Some(why) = hub.broken() {
-            egress.ended = true;
+            egress.end();
             let number = self.pulled.load(Ordering::Relaxed);
             return Some(Pulled::Error { number, error: Fault::Broken { why: why.to_owned() } });
         }
         if hub.stops() {
-            egress.ended = true;
+            egress.end();
             return Some(Pulled::End);
         }
         if let Some(Envelope { label: Label { number, share, entered, work_ns, .. }, content }) = hub.take() {
+            // Workers drop what waits, behind the stop, and may have dropped what was before this.
+            if hub.stops() {
+                hub.gate.leave(share);
+                return None;
+            }
             let Content::Data(outcome) = content else { unreachable!("only a partitioned operator gets parts") };
             self.leaves(share, Lane::Workers, entered, Some(work_ns));
             return Some(self.hand_over(&mut egress, number, outcome.into_inner()));
@@ -379,7 +391,8 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             self.inline.fetch_add(1, Ordering::Relaxed);
             return Some(self.hand_over(&mut egress, number, outcome));
         }
-        if !self.is_over() {
+        // In this order: what was dropped behind the stop has left, too.
+        if !self.is_over() || hub.stops() {
             return None;
         }
         if !egress.finished {
@@ -448,7 +461,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             Ok(payload) => Pulled::Output { number, payload },
             Err(error) => {
                 if self.options.on_error == OnError::Stop {
-                    egress.ended = true;
+                    egress.end();
                     self.abort();
                 }
                 Pulled::Error { number, error }
@@ -462,14 +475,22 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         self.core.hub.wake_owners();
     }
 
-    /// Stops: what workers have in hand they finish, all else is dropped; pulls bring the end.
+    /// Stops: what workers have in hand they finish; all else is dropped, by them as they end, so that nothing is left behind a
+    /// [`join`](Self::join); pulls bring the end.
     pub fn abort(&self) {
+        let hub = &self.core.hub;
         let mut ingress = lock(&self.ingress);
         ingress.closed = true;
         let dropped = std::mem::take(&mut ingress.backlog);
         drop(ingress);
-        drop(dropped);
-        self.core.hub.stop();
+        hub.stop();
+        for (_, share, payload) in dropped {
+            drop(payload);
+            hub.gate.leave(share);
+        }
+        // One that pulls at the moment does so the next time.
+        let last = self.egress.try_lock().map(|mut egress| std::mem::take(&mut egress.last));
+        drop(last);
     }
 
     /// The figures so far.
@@ -518,6 +539,10 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
+        }
+        // What a push had under way when the pipeline broke may have come in behind the workers.
+        if self.core.hub.stops() {
+            self.core.clear();
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Invariants: envelopes are fed in the order of their tickets by one thread at a time (the ingress, or who emits from the buffer before);
 //! `workers <= most`; what the buffer before emits is in the queue before a worker is woken; no panic of an operator, or of a payload
-//! that is asked or dropped, leaves this module: an envelope that was taken from the queue goes on, with the panic as its error.
+//! that is asked or dropped, leaves this module: an envelope that was taken from the queue goes on, with the panic as its error, or, behind
+//! the stop, with nothing. No payload is dropped within a sink: what drops it may end the pipeline, which waits for workers that send.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -77,9 +78,9 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
 
     /// Adds an envelope to the queue. Callers take turns, in the order of tickets.
     pub(super) fn feed(&self, envelope: Envelope<P, E>) {
-        self.counters.came();
         match envelope.content {
             Content::Parts(parts) => {
+                self.counters.came();
                 // The last part gets the reference that the others were made from: who is last has to find it among the parts.
                 let count = parts.len();
                 let assemblies = std::iter::repeat_n(Arc::new(Assembly::new(envelope.label, count)), count);
@@ -88,6 +89,7 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 }
             }
             Content::Data(_) => {
+                self.counters.came();
                 // What is not split needs no partition's order: it failed, or is empty.
                 let partition = match &self.kind {
                     Kind::Partitioned(_, partitions) => (envelope.label.ticket % *partitions as u64) as usize,
@@ -95,6 +97,7 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 };
                 self.add(partition, envelope.label.weight, Work::Whole(envelope));
             }
+            Content::Dropped => self.send(envelope),
         }
     }
 
@@ -216,8 +219,39 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         self.hub.lets_go(worker);
     }
 
+    /// Drops a piece from the queue, behind the stop.
+    pub(super) fn discard(&self, work: Work<P, E>) {
+        match work {
+            Work::Whole(Envelope { label, content }) => {
+                self.counters.taken(label.weight);
+                drop(content);
+                self.dropped(label);
+            }
+            Work::Part(assembly, _, part) => {
+                self.counters.taken(part.share.items.max(1));
+                drop(part);
+                if let Some(Assembly { label, done }) = Arc::into_inner(assembly) {
+                    drop(done);
+                    self.dropped(label);
+                }
+            }
+        }
+    }
+
+    fn dropped(&self, label: Label) {
+        let mut envelope = Envelope { label, content: Content::Dropped };
+        self.hub.recount(&mut envelope, Share::default());
+        self.send(envelope);
+    }
+
     /// The last part of an envelope is done.
     fn merge(&self, assembly: Assembly<P, E>, now: &mut u64) {
+        // Others of its parts may have been dropped.
+        if self.hub.stops() {
+            let Assembly { label, done } = assembly;
+            drop(done);
+            return self.dropped(label);
+        }
         let parts = assembly.parts();
         let mut label = assembly.label;
         let items = label.share.items;

@@ -224,7 +224,7 @@ pub struct Stats {
     pub pulled: u64,
     /// Envelopes that ran on the thread of the owner.
     pub inline: u64,
-    /// Envelopes inside, with their items and bytes: from admission until the output is pulled.
+    /// Envelopes inside, with their items and bytes: from admission until the output is pulled, or dropped.
     pub in_flight: usize,
     /// See `in_flight`.
     pub items: usize,

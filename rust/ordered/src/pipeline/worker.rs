@@ -1,4 +1,5 @@
 //! What a worker thread does: it asks the scheduler which operator to serve, serves a quantum, and parks where there is nothing to do.
+//! At the end it drops what waits.
 //!
 //! Invariants: a worker parks only after a whole round in which nothing arrived and no operator that could run had anything for it; so
 //! whatever is left behind by one that goes on is found by that one, or by who took its place ([`Places`](super::places::Places)). It
@@ -23,9 +24,13 @@ const QUANTUM: usize = 64;
 const WINDOW_NS: u64 = 10_000_000;
 
 pub(super) fn run<P: Payload, E: Send + 'static>(core: &Arc<Core<P, E>>, worker: usize, parker: &Parker) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(core, worker, parker))) {
-        core.hub.breaks(format!("worker {worker} panicked: {}", said(panic)));
-    }
+    let guard = |act: &dyn Fn()| {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(act)) {
+            core.hub.breaks(format!("worker {worker} panicked: {}", said(panic)));
+        }
+    };
+    guard(&|| work(core, worker, parker));
+    guard(&|| core.clear());
 }
 
 fn work<P: Payload, E: Send + 'static>(core: &Arc<Core<P, E>>, worker: usize, parker: &Parker) {
@@ -80,8 +85,9 @@ impl<P: Payload, E: Send + 'static> Round<'_, P, E> {
             let mut now = self.core.hub.now_ns();
             let hub = &self.core.hub;
             let done = stage.consume(quantum, &mut |partition, work| {
-                // After an abort what is left is dropped.
-                if !hub.stops() {
+                if hub.stops() {
+                    stage.discard(work);
+                } else {
                     stage.operate(self.worker, partition, work, &mut now);
                 }
             });

@@ -583,6 +583,186 @@ fn a_full_pipeline_is_aborted_and_dropped() {
     }
 }
 
+/// As long as it is somewhere, its token has one more reference.
+struct Live(Arc<()>);
+
+impl Payload for Live {
+    fn items(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        8
+    }
+}
+
+/// All that a pipeline takes in, with a token to count it by.
+fn filled(pipeline: &Pipeline<Live, Bad>) -> Arc<()> {
+    let token = Arc::new(());
+    while pipeline.try_push(Live(Arc::clone(&token))).is_ok() {}
+    token
+}
+
+/// Whether the pipeline, which is still there, holds nothing that was given to it.
+fn is_empty(pipeline: &Pipeline<Live, Bad>, token: &Arc<()>) -> bool {
+    let stats = pipeline.stats();
+    Arc::strong_count(token) == 1 && (stats.in_flight, stats.items, stats.bytes) == (0, 0, 0)
+}
+
+fn both(live: Live) -> Result<Vec<(usize, Live)>, Bad> {
+    Ok(vec![(0, Live(Arc::clone(&live.0))), (1, live)])
+}
+
+#[test]
+fn what_waits_is_dropped_behind_an_abort_also_where_the_handle_stays() {
+    for (at, reorder, queue) in (0..3).flat_map(|at| {
+        let reorders = [ReorderKind::NonBlocking, ReorderKind::Flagged, ReorderKind::Locked];
+        reorders.into_iter().flat_map(move |r| [QueueKind::Hybrid, QueueKind::Partitioned].map(|q| (at, r, q)))
+    }) {
+        let barred = Barred::default();
+        let pass = |operator| {
+            let barred = barred.clone();
+            move |turn: Turn, partition, live| {
+                if (turn.number, operator, partition) == (1, at, 0) {
+                    barred.pass();
+                }
+                Ok(live)
+            }
+        };
+        let (free, kept) = (pass(0), pass(2));
+        let pipeline = Builder::<Live, Bad>::new()
+            .stateless("free", move |turn, live| free(turn, 0, live))
+            .partitioned("parted", 2, both, pass(1), |mut parts| Ok(parts.remove(0).1))
+            .stateful("kept", move |turn, live| kept(turn, 0, live))
+            .build(Options { reorder, queue, ..parallel(2, 16) })
+            .expect("good options");
+        let token = filled(&pipeline);
+        // One is ready, one is in hand, the others wait before and behind an operator.
+        until("number 1 is in hand", || barred.waiting() == 1);
+        until("number 0 is ready", || pipeline.stats().operators[2].envelopes_out >= 1);
+        pipeline.abort();
+        barred.open();
+        pipeline.join();
+        assert!(is_empty(&pipeline, &token), "{at} {reorder:?} {queue:?}: {:#?}", pipeline.stats());
+        assert!(matches!(pipeline.pull(LONG), Pulled::End));
+    }
+}
+
+#[test]
+fn what_waits_is_dropped_behind_an_error_that_ends_the_pipeline() {
+    let pipeline = Builder::<Live, Bad>::new()
+        .stateful("fail", |turn, live| if turn.number == 1 { Err(Bad(1)) } else { Ok(live) })
+        .build(parallel(2, 16))
+        .expect("good options");
+    let token = filled(&pipeline);
+    assert!(matches!(pipeline.pull(LONG), Pulled::Output { number: 0, .. }));
+    assert!(matches!(pipeline.pull(LONG), Pulled::Error { number: 1, .. }));
+    pipeline.join();
+    assert!(is_empty(&pipeline, &token), "{:#?}", pipeline.stats());
+}
+
+#[test]
+fn what_waits_on_the_thread_that_pulls_is_dropped_behind_an_abort() {
+    /// Gives its token at the end.
+    struct Last(Option<Live>);
+    impl Stateful<Live, Bad> for Last {
+        fn operate(&mut self, _: Turn, live: Live) -> Result<Live, Bad> {
+            Ok(live)
+        }
+
+        fn finishes(&self) -> bool {
+            true
+        }
+
+        fn finish(&mut self, _: Turn) -> Result<Option<Live>, Bad> {
+            Ok(self.0.take())
+        }
+    }
+    let build = |token: &Arc<()>| {
+        let last = || Last(Some(Live(Arc::clone(token))));
+        let builder = Builder::new().stateful_operator("one", last()).stateful_operator("two", last());
+        builder.build(Options { mode: Mode::Inline, ..parallel(2, 4) }).expect("good options")
+    };
+    let token = Arc::new(());
+    // The only envelope.
+    let pipeline = build(&token);
+    pipeline.try_push(Live(Arc::clone(&token))).map_err(|_| ()).expect("there is room");
+    pipeline.abort();
+    assert_eq!((Arc::strong_count(&token), pipeline.stats().in_flight), (3, 0), "the two operators have theirs");
+    drop(pipeline);
+    // The second of what comes at the end.
+    let pipeline = build(&token);
+    pipeline.close();
+    assert!(matches!(pipeline.pull(LONG), Pulled::Output { number: 0, .. }));
+    pipeline.abort();
+    assert!(is_empty(&pipeline, &token));
+    assert!(matches!(pipeline.pull(LONG), Pulled::End));
+}
+
+/// Parts that were dropped are never missed by a merge.
+#[test]
+fn an_envelope_whose_parts_were_dropped_is_not_merged() {
+    let (first, second, fewest) = (Barred::default(), Barred::default(), Arc::new(AtomicUsize::new(usize::MAX)));
+    let (bars, seen) = ([first.clone(), second.clone()], Arc::clone(&fewest));
+    let pipeline = Builder::<Live, Bad>::new()
+        .partitioned(
+            "parted",
+            2,
+            both,
+            move |turn, partition, live| {
+                match (turn.number, partition) {
+                    (0, 1) => bars[0].pass(),
+                    (1, 0) => bars[1].pass(),
+                    _ => {}
+                }
+                Ok(live)
+            },
+            move |mut parts| {
+                seen.fetch_min(parts.len(), Ordering::SeqCst);
+                Ok(parts.remove(0).1)
+            },
+        )
+        .build(parallel(2, 2))
+        .expect("good options");
+    let token = filled(&pipeline);
+    until("a part of each is in hand", || (first.waiting(), second.waiting()) == (1, 1));
+    pipeline.abort();
+    first.open();
+    until("the other part of number 1 was dropped", || pipeline.stats().operators[0].load.input == 0);
+    second.open();
+    pipeline.join();
+    assert!(is_empty(&pipeline, &token), "{:#?}", pipeline.stats());
+    assert!(fewest.load(Ordering::SeqCst) >= 2, "a merge of one part of two");
+}
+
+/// Workers drop what is ready while it is pulled: there is no gap in what comes, and the operators' end is not asked for.
+#[test]
+fn what_is_pulled_while_another_thread_aborts_has_no_gap() {
+    for _ in 0..200 {
+        let pipeline =
+            Builder::new().stateful_operator("count", Count(0)).build(parallel(2, 64)).expect("good options");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut next = 0;
+                loop {
+                    match pipeline.pull(LONG) {
+                        Pulled::Output { number, payload } => {
+                            assert_eq!((number, payload), (next, Batch::of([next])));
+                            next += 1;
+                        }
+                        Pulled::End => return,
+                        other => panic!("{other:?}"),
+                    }
+                }
+            });
+            for value in 0..100 {
+                pipeline.push_wait(Batch::of([value]), LONG).expect("it is pulled");
+            }
+            pipeline.abort();
+        });
+    }
+}
+
 #[test]
 fn two_threads_push_and_pull() {
     let pipeline = Builder::<Batch, Bad>::new().stateless("pass", |_, b| Ok(b)).build(parallel(2, 3)).expect("good");
