@@ -309,6 +309,34 @@ def test_figures_of_workers_that_are_gone_are_not_told_as_present() -> None:
     assert [row["late_rows"] for row in recorder.latest()] == [2, 2]
 
 
+def test_workers_of_a_query_that_is_busy_are_there_still() -> None:
+    """Its next generation loads functions, say. They were gone until it told again."""
+    hub: Any = SimpleNamespace(listen=lambda **_: None, members=list)
+    recorder = Recorder(hub, "record", {"q": "query", "p": "other"}.get)
+    member = SimpleNamespace(id=1, slot=0, executor="0", pid=1, process={}, lost=None)
+
+    def told(**queries: dict[str, Any]) -> dict[str, int]:
+        call: Any = SimpleNamespace(lost=None, failure=None, member=member, body={"queries": queries})
+        recorder._take(call)
+        keys = [one.labels["query"] for one in recorder.samples() if one.name == "penstock_keys"]
+        rows = {str(row["query"]): int(row["rows"]) for row in recorder.latest()}
+        assert keys == sorted(rows)
+        return rows
+
+    def of(rows: int) -> dict[str, Any]:
+        counts = {"keys": rows, "state_bytes": 9, "rows": rows, "late_rows": 0, "epochs": 1}
+        group = {"workers": [{"worker": 0, "bins": [4], **counts}], "slices": [], "moves": []}
+        return {"generation": 1, "group": group}
+
+    busy = {"busy": True}
+    assert told(q=of(10), p=of(20)) == {"query": 10, "other": 20}
+    assert told(q=busy, p=of(21)) == {"query": 10, "other": 21}
+    assert told(q=busy) == {"query": 10}
+    # One whose workers have ended has none, whatever keeps it busy then.
+    assert told(p=busy) == told(q=busy, p=busy) == {}
+    assert told(q=of(11), p=busy) == {"query": 11}
+
+
 def test_a_generation_that_ended_and_the_next_in_one_answer_are_one_sample() -> None:
     """With the state of the one and the rows of both: two samples of one moment were added up."""
     recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "query"}.get)  # type: ignore[arg-type]

@@ -268,11 +268,16 @@ class Recorder:
         call.member.process = call.body.get("process", {})
         at = time.time()
         running: set[tuple[str, int]] = set()
+        #: Queries that tell nothing at the moment: their workers are as they were.
+        busy: set[str] = set()
         for key, figures in call.body.get("queries", {}).items():
             name = self._name_of(key)
             if name is None:
                 continue
-            # A generation may have ended since the last time, or have come and gone.
+            if "busy" in figures:
+                busy.add(name)
+                continue
+            # A generation may have ended since the last time, or have come and gone; or what it told came too late.
             told = [*figures.get("ended", ()), *([figures] if "group" in figures else ())]
             if "group" in figures and call.member.lost is None:
                 running |= {(name, int(worker["worker"])) for worker in figures["group"]["workers"]}
@@ -284,7 +289,7 @@ class Recorder:
         meant = None if of is None else self._name_of(of)
         with self._lock:
             before = [worker for worker in self._of(call.member) if of is None or worker[0] == meant]
-            self._ended.update(worker for worker in before if worker not in running)
+            self._ended.update(worker for worker in before if worker not in running and worker[0] not in busy)
 
     def _enter(self, samples: Iterable[WorkerSample]) -> None:
         with self._lock:

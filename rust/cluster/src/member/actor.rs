@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -58,7 +59,7 @@ struct Begin {
 }
 
 /// Generations that have ended whose last figures are kept until somebody asks.
-const ENDED: usize = 16;
+pub(super) const ENDED: usize = 16;
 
 /// How reading or writing ended, and whether it was still of use.
 type Stored<H> = (Ticket, Use, Result<Got<H>, Failure>);
@@ -205,6 +206,8 @@ impl<H: Host> Actor<H> {
                 }
                 self.step(MemberEvent::Asked { ticket: call, request });
             }
+            // Nobody waits for it any more: what is told once is for who does, and what stands behind it need not wait.
+            Turn::Command(Command::Stats { ticket, .. }) if ticket < self.core.awaited.load(Relaxed) => {}
             Turn::Command(Command::Stats { ticket, loads }) => {
                 let query = self.query.name.clone();
                 let mut body = self.stats();

@@ -2,10 +2,15 @@
 //!
 //! Nothing here waits for a query: requests are handed to the thread of the query they name, and
 //! what needs no thread is answered at once.
+//!
+//! Some figures are told once (what a generation ended with, slices, moves): those of a query that is busy stay with its
+//! thread, which passes over requests that have been answered, and those that come too late all the same are kept here for
+//! its next answer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -14,7 +19,7 @@ use penstock_engine::Request;
 use serde_json::{Map, Value, json};
 
 use super::Incoming;
-use super::actor::{Actor, Command};
+use super::actor::{Actor, Command, ENDED};
 use super::core::{Core, Query};
 use crate::error::Failure;
 use crate::host::Host;
@@ -47,15 +52,18 @@ pub(super) struct ControlLoop<H: Host> {
     queries: HashMap<String, QueryHandle<H>>,
     /// Threads of dropped queries, and of what is loaded, that may not have ended yet.
     retired: Vec<JoinHandle<()>>,
+    /// In the order of their tickets.
     gathers: Vec<Gather>,
     tickets: u64,
+    /// What came of a query when its request had been answered, for the next one.
+    late: HashMap<String, Vec<Value>>,
     since: Instant,
 }
 
 impl<H: Host> ControlLoop<H> {
     pub(super) fn new(core: Arc<Core<H>>, incoming: Sender<Incoming>) -> Self {
-        let (queries, retired, gathers) = Default::default();
-        ControlLoop { core, incoming, queries, retired, gathers, tickets: 0, since: Instant::now() }
+        let (queries, retired, gathers, late) = Default::default();
+        ControlLoop { core, incoming, queries, retired, gathers, tickets: 0, late, since: Instant::now() }
     }
 
     /// Takes a request; true when the member is to end.
@@ -159,6 +167,7 @@ impl<H: Host> ControlLoop<H> {
     /// Forgets a query: whoever waits for a mesh of it stops waiting.
     fn remove(&mut self, name: &str) -> Option<QueryHandle<H>> {
         let entry = self.queries.remove(name)?;
+        self.late.remove(name);
         self.core.remove_query(name);
         entry.query.retire();
         self.core.lobby.wake(name, u64::MAX);
@@ -188,10 +197,19 @@ impl<H: Host> ControlLoop<H> {
     }
 
     /// Takes the figures of a query.
-    pub(super) fn stats(&mut self, ticket: u64, query: String, body: Value) {
+    pub(super) fn stats(&mut self, ticket: u64, query: String, mut body: Value) {
         if let Some(gather) = self.gathers.iter_mut().find(|gather| gather.ticket == ticket) {
+            let late = self.late.remove(&query).unwrap_or_default();
+            body["ended"] = late.into_iter().chain(ended(&mut body)).collect();
             gather.waiting.remove(&query);
             gather.queries.insert(query, body);
+        } else if self.queries.contains_key(&query) {
+            let late = self.late.entry(query).or_default();
+            late.extend(ended(&mut body));
+            if body.get("group").is_some() {
+                late.push(json!({ "generation": body["generation"], "group": body["group"] }));
+            }
+            late.drain(..late.len().saturating_sub(ENDED));
         }
         self.settle();
     }
@@ -214,6 +232,8 @@ impl<H: Host> ControlLoop<H> {
             });
             self.core.reply(gather.call, Ok(body));
         }
+        let awaited = self.gathers.first().map_or(self.tickets, |gather| gather.ticket);
+        self.core.awaited.store(awaited, Relaxed);
     }
 
     fn process(&self) -> Value {
@@ -260,6 +280,14 @@ impl<H: Host> QueryHandle<H> {
     }
 }
 
+/// Takes out of the figures of a query those of generations that have ended.
+fn ended(body: &mut Value) -> Vec<Value> {
+    match body["ended"].take() {
+        Value::Array(ended) => ended,
+        _ => Vec::new(),
+    }
+}
+
 enum Done {
     /// Answered by someone else.
     Later,
@@ -273,4 +301,44 @@ fn resident_bytes() -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kilobytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_engine::Stamp;
+
+    use super::super::core::{Outgoing, bare};
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// It had begun to tell when its request was answered without it.
+    #[test]
+    fn figures_that_come_too_late_are_told_with_the_next() {
+        let (core, outbox) = bare();
+        let (incoming, inbox) = unbounded();
+        let mut control = ControlLoop::new(core, incoming);
+        let stop = Request::Stop { stamp: Stamp { generation: 3, membership: 0 }, epoch: 0 };
+        assert!(!control.request(0, json!({ "query": "q", "ask": stop }), Vec::new()));
+        let told = |generation: u64| json!({ "generation": generation, "group": { "rows": 10 * generation } });
+        let late = json!({ "ended": [told(1)], "generation": 2, "group": told(2)["group"] });
+        control.stats(7, "q".into(), late.clone());
+        control.stats(7, "gone".into(), late);
+        for (call, ended) in [(1, json!([told(1), told(2)])), (2, json!([]))] {
+            assert!(!control.request(call, json!({ "do": "stats" }), Vec::new()));
+            let Ok(Incoming::Stats { ticket, query, body }) = inbox.recv_timeout(PATIENCE) else {
+                panic!("no figures")
+            };
+            control.stats(ticket, query, body);
+            let body = loop {
+                match outbox.recv_timeout(PATIENCE).expect("an answer") {
+                    Outgoing::Reply { call: answered, body, .. } if answered == call => break body,
+                    _ => {}
+                }
+            };
+            assert_eq!(body["queries"].as_object().map(Map::len), Some(1), "{body}");
+            assert_eq!(body["queries"]["q"]["ended"], ended);
+        }
+        control.end(PATIENCE);
+    }
 }

@@ -1,7 +1,7 @@
 //! What the threads of a member share.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_array::RecordBatch;
@@ -34,6 +34,8 @@ pub(super) struct Core<H: Host> {
     pub(super) lobby: Lobby,
     pub(super) outgoing: Sender<Outgoing>,
     pub(super) store: Arc<Store>,
+    /// The first request for figures that somebody waits for; it is of the control loop.
+    pub(super) awaited: AtomicU64,
     queries: Mutex<HashMap<String, Arc<Query<H>>>>,
     /// What queries are to be started with, by name.
     loaded: Mutex<HashMap<String, Loaded<H::Program>>>,
@@ -53,9 +55,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<H: Host> Core<H> {
     pub(super) fn new(host: H, member: u64, keys: Keys, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
-        let (metrics, lobby, queries, loaded) = Default::default();
+        let (metrics, lobby, awaited, queries, loaded) = Default::default();
         let store = Arc::new(Store::new(limits.staging_bytes, &limits.spill_folders));
-        Core { host, member, keys, limits, metrics, lobby, outgoing, store, queries, loaded }
+        Core { host, member, keys, limits, metrics, lobby, outgoing, store, awaited, queries, loaded }
     }
 
     pub(super) fn query(&self, name: &str) -> Result<Arc<Query<H>>, Failure> {
@@ -191,4 +193,23 @@ impl<H: Host> Query<H> {
         let message = format!("generation {generation} of query {:?} is not the present one", self.name);
         Err(Failure::new("stale_generation", message).with("given", generation).with("current", heard))
     }
+}
+
+/// What the threads of a member share without one, with a host that loads nothing; and what would go to the registry.
+#[cfg(test)]
+pub(super) fn bare() -> (Arc<Core<crate::GroupHost>>, crossbeam::channel::Receiver<Outgoing>) {
+    use penstock_plan::{CallError, Callbacks};
+
+    struct Nothing;
+
+    impl crate::Loader for Nothing {
+        fn load(&self, _: &[u8]) -> Result<Arc<dyn Callbacks>, CallError> {
+            Err(CallError::new("load", "there is nothing to load"))
+        }
+    }
+
+    let keys =
+        Keys::all(&crate::session::Secret::new(std::array::from_fn(|at| at as u8)).expect("it is random enough"));
+    let (outgoing, outbox) = crossbeam::channel::unbounded();
+    (Arc::new(Core::new(crate::GroupHost::new(Arc::new(Nothing)), 1, keys, Limits::default(), outgoing)), outbox)
 }

@@ -331,6 +331,23 @@ fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
     driver.close();
 }
 
+/// As where the functions of the next generation load, or workers do not end: requests for figures stand in line meanwhile.
+#[test]
+fn what_a_busy_query_has_to_tell_is_told_to_who_asks_when_it_is_free() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], &Begin::plan(json!({"stuck_epoch": 0})));
+    driver.send(0, &release("q", 1, 0, &[]));
+    let ending = driver.send(0, &stop("q", 2, 0));
+    let figures = json!({"do": "stats", "query": "q"});
+    assert_eq!(driver.ask(0, &figures)["queries"]["q"], json!({"busy": true}));
+    driver.gate.open();
+    assert_eq!(driver.reply(ending)["ok"], true);
+    let mut ended = || driver.ask(0, &figures)["queries"]["q"]["ended"].clone();
+    assert_eq!(ended()[0]["generation"], 1, "it was told to nobody");
+    assert_eq!(ended(), json!([]), "once");
+    driver.close();
+}
+
 #[test]
 fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     let mut driver = Driver::new(2);
