@@ -1569,7 +1569,8 @@ def checkpoint_contents(files: Sequence[tuple[str, int, bytes | None]], held: bo
 def registry_answers(address: str, claim: int, patience: float) -> bool:
     """Whether the registry of the engine whose claims have the number `claim` (`claim_of`) listens at ``host:port``.
 
-    Waits about `patience` seconds at most.
+    Waits about `patience` seconds at most. ConfigError where the name of the host does not resolve, ProtocolError where
+    this host cannot ask for other reasons: that says nothing of the engine.
     """
 
 def claim_of(secret: bytes) -> int:

@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from engine_support import wait_for
 from penstock._storage import Entry, Piece, open_storage
+from penstock.spark._engine import checkpoints
 from penstock.spark._engine.checkpoints import Checkpoints
 
 QUERY = "q"
@@ -55,14 +57,14 @@ class Shared:
 class Protocol:
     """Asks a checkpoint as the protocol does, and hears what comes back."""
 
-    def __init__(self, storage: Any, nonce: int) -> None:
+    def __init__(self, storage: Any, nonce: int, takeover: bool = False) -> None:
         self.nonce, self.number, self.closed = nonce, 0, False
         self._effects: dict[str, Callable[[Mapping[str, Any]], None]] = {}
         self._heard: queue.Queue[Any] = queue.Queue()
         self.aside: queue.Queue[tuple[str, str, Exception | None]] = queue.Queue()
         executor: Any = self
         tell = lambda *told: self.aside.put(told)  # noqa: E731
-        self.checkpoints = Checkpoints(executor, lambda _: storage, "localhost:1", nonce, tell)
+        self.checkpoints = Checkpoints(executor, lambda _: storage, "localhost:1", nonce, tell, takeover)
 
     def perform(self, **effects: Callable[[Mapping[str, Any]], None]) -> None:
         self._effects.update(effects)
@@ -89,8 +91,8 @@ class Protocol:
         assert self._heard.empty()
         return told
 
-    def claim(self, number: int) -> Any:
-        claim = {"number": number, "nonce": self.nonce, "registry": "localhost:1", "from": None}
+    def claim(self, number: int, registry: str = "localhost:1") -> Any:
+        claim = {"number": number, "nonce": self.nonce, "registry": registry, "from": None}
         self.number = number
         return self.ask("CreateClaim", claim=claim)
 
@@ -253,6 +255,39 @@ def test_what_a_store_refuses_is_told_without_its_credentials(caplog: pytest.Log
     _, _, error = one.ask_aside("Delete", names=["old"])
     assert str(error) == "no route to s3://...@bucket/x"
     assert "s3://...@bucket/x" in caplog.text and "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("registry", "resolver", "known"),
+    [
+        # The name of a pod goes with it.
+        ("driver:seven", socket.EAI_NONAME, True),
+        ("driver:seven", socket.EAI_AGAIN, False),
+        # No network leads there.
+        ("224.0.0.1:7", None, False),
+    ],
+)
+def test_an_engine_that_cannot_be_asked_is_not_taken_for_dead(
+    monkeypatch: pytest.MonkeyPatch, registry: str, resolver: int | None, known: bool
+) -> None:
+    """Its name did not resolve for a moment, and it was shut out. No resolver is asked here but the one that is set."""
+
+    def resolve(*_: Any) -> None:
+        assert resolver is not None
+        raise socket.gaierror(resolver, "as it says")
+
+    monkeypatch.setattr(checkpoints, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    store = Shared()
+    first, second, third = Protocol(store, 11), Protocol(store, 22), Protocol(store, 33, takeover=True)
+    assert first.claim(1, registry) == {"Ok": {"Claimed": True}}
+    answer, taken = (one.ask("ReadCheckpoint", since=0, known=[]) for one in (second, third))
+    assert taken["Ok"]["Contents"]["held"] is not known, "it may write meanwhile"
+    if known:
+        assert answer["Ok"]["Contents"]["held"] is False
+    else:
+        reason = answer["Err"]["Unavailable"]
+        assert "whether the engine of claim 1 still serves it cannot be told" in reason and "takeover=True" in reason
 
 
 def test_a_claim_that_is_being_written_is_asked_for_again() -> None:

@@ -443,7 +443,7 @@ class Engine:
             self._window,
             self._slice_rows,
         )
-        Checkpoints(executor, queries.storage, hub.address, nonce, journal.aside)
+        Checkpoints(executor, queries.storage, hub.address, nonce, journal.aside, bool(self._durable["takeover"]))
         self._queries.attach(executor)
         self._rescales = Rescales(
             executor,

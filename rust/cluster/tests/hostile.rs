@@ -447,18 +447,18 @@ fn who_asks_at_a_crowded_port_whether_its_engine_lives_comes_back_and_takes_the_
     let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits).unwrap();
     let (address, claim) = (registry.address().to_owned(), Secret::new(SECRET).unwrap().claim());
     let idle = holds(&address, Role::Member);
-    assert!(Session::answers(&address, claim, Duration::from_secs(3)), "nothing says that it is dead");
+    assert!(Session::answers(&address, claim, Duration::from_secs(3)).unwrap(), "nothing says that it is dead");
     let before = registry.metrics().refused_crowded;
     assert!(before > 1, "it was asked again");
     thread::scope(|scope| {
         let other = scope.spawn(|| Session::answers(&address, claim + 1, PATIENCE));
         until("it is turned away", || registry.metrics().refused_crowded > before);
         drop(idle);
-        assert!(!other.join().unwrap(), "an answer counts more than a crowd");
+        assert!(!other.join().unwrap().unwrap(), "an answer counts more than a crowd");
     });
-    assert!(Session::answers(&address, claim, PATIENCE));
+    assert!(Session::answers(&address, claim, PATIENCE).unwrap());
     registry.close();
-    assert!(!Session::answers(&address, claim, PATIENCE), "nobody listens there any more");
+    assert!(!Session::answers(&address, claim, PATIENCE).unwrap(), "nobody listens there any more");
 }
 
 /// Whatever has the port of an engine that is gone, where it does not say that it is crowded.
@@ -478,13 +478,26 @@ fn who_ends_the_question_without_a_word_is_another() {
                     Err(_) => thread::yield_now(),
                 }
             }
-            assert!(!answers.join().unwrap(), "reads: {reads}");
+            assert!(!answers.join().unwrap().unwrap(), "reads: {reads}");
         });
     }
     // The port of another engine's member takes it for a malformed greeting.
     let driver = Driver::new(1);
-    assert!(!Session::answers(&driver.members[0].address, claim, patience));
+    assert!(!Session::answers(&driver.members[0].address, claim, patience).unwrap());
     driver.close();
+}
+
+/// As where a name does not resolve for a moment, or the network comes up later than this process: nothing is known of who is asked.
+#[test]
+fn who_cannot_ask_whether_an_engine_lives_does_not_take_it_for_dead() {
+    let (claim, patience) = (Secret::new(SECRET).unwrap().claim(), Duration::from_millis(200));
+    // A name for which no resolver has to be asked, and a host that no connection leads to.
+    for address in ["driver:seven", "224.0.0.1:7"] {
+        let began = Instant::now();
+        let error = Session::answers(address, claim, patience).unwrap_err();
+        assert!(matches!(error, ClusterError::Address { .. } | ClusterError::Io { .. }), "{error}");
+        assert!(began.elapsed() >= patience, "it was asked again");
+    }
 }
 
 #[test]

@@ -115,9 +115,9 @@ pub(crate) fn checkpoint_contents(files: Vec<(String, u64, Option<Vec<u8>>)>, he
 
 /// Whether the registry of the engine whose claims have the number `claim` listens at ``host:port``; waits about `patience` seconds at most.
 #[pyfunction]
-pub(crate) fn registry_answers(py: Python<'_>, address: &str, claim: u64, patience: f64) -> bool {
+pub(crate) fn registry_answers(py: Python<'_>, address: &str, claim: u64, patience: f64) -> PyResult<bool> {
     let patience = Duration::try_from_secs_f64(patience).unwrap_or(Duration::from_secs(1));
-    py.detach(|| Session::answers(address, claim, patience))
+    py.detach(|| Session::answers(address, claim, patience)).map_err(|error| errors::from_cluster(&error))
 }
 
 fn wrong(what: &str, error: &serde_json::Error) -> PyErr {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +24,7 @@ from itertools import takewhile
 from typing import Any
 
 from penstock._storage import Storage, shown
-from penstock.errors import EngineError
+from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.spark._engine.executor import Executor
 
 __all__ = ["Checkpoints"]
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 3.0
 #: How long a checkpoint is read on though a file of it could not be read, seconds.
 _PATIENCE_S = 5.0
+#: What a resolver says that has not found out whether there is such a name.
+_NOT_RESOLVED = {socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_MEMORY, socket.EAI_SYSTEM}
 _OF_BATCH = re.compile(r"(manifest|shown)-(\d+)-")
 
 
@@ -53,6 +56,8 @@ class Checkpoints:
     told : callable, optional
         ``told(query, what, error)``: how it ended that files were to be deleted, or a note written, for which nobody
         waits; None where it was done. Must not raise.
+    takeover : bool
+        Whether the engine takes checkpoints over: it need not know whether another one serves them.
     """
 
     def __init__(
@@ -62,12 +67,14 @@ class Checkpoints:
         registry: str,
         nonce: int,
         told: Callable[[str, str, Exception | None], None] = lambda query, what, error: None,
+        takeover: bool = False,
     ) -> None:
         self._executor = executor
         self._storage = storage
         self._registry = registry
         self._nonce = nonce
         self._told = told
+        self._takeover = takeover
         self._lock = threading.Lock()
         #: Query -> what deletes its files: set to end it, and set when it has ended.
         self._deleting: dict[str, tuple[threading.Event, threading.Event]] = {}
@@ -173,12 +180,23 @@ class Checkpoints:
         return {"Contents": contents}
 
     def _is_held(self, claim: Mapping[str, Any]) -> bool:
-        """Whether another engine serves under a claim now."""
+        """Whether another engine serves under a claim now. Where that cannot be told it does for who takes over."""
         from penstock import _native
 
-        if claim["nonce"] == self._nonce or claim["registry"] in ("", self._registry):
+        registry = claim["registry"]
+        if claim["nonce"] == self._nonce or registry in ("", self._registry):
             return False
-        return _native.registry_answers(claim["registry"], claim["nonce"], _ANSWER_S)
+        try:
+            return _native.registry_answers(registry, claim["nonce"], _ANSWER_S)
+        except PenstockError as error:
+            if isinstance(error, ConfigError) and _is_nobody(registry):
+                return False
+            if self._takeover:
+                return True
+            raise OSError(
+                f"whether the engine of claim {claim['number']} still serves it cannot be told: {error} (where it does"
+                " not, pk.Engine(..., takeover=True) goes on all the same)"
+            ) from error
 
     def _claim(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         from penstock import _native
@@ -225,6 +243,18 @@ class Checkpoints:
         ending, _ = facts["deletion"]
         storage.delete(takewhile(lambda _: not (ending.is_set() or self._executor.closed), facts["names"]))
         return "Deleted"
+
+
+def _is_nobody(registry: str) -> bool:
+    """Whether the host of a registry has a name that there is not, as that of a pod that is gone."""
+    host, _, port = registry.rpartition(":")
+    try:
+        socket.getaddrinfo(host, port)
+    except socket.gaierror as error:
+        return error.errno not in _NOT_RESOLVED
+    except UnicodeError:
+        return True  # no name at all
+    return False
 
 
 def _wanted(names: Iterable[str], since: int, known: Iterable[str]) -> set[str]:

@@ -142,7 +142,9 @@ impl Session {
         context: &Value,
         limits: &Limits,
     ) -> Result<Self, ClusterError> {
-        insisting(address, limits.dial_time, || Self::dial_once(address, keys, role, scope, context, limits))
+        insisting(address, limits.dial_time, is_turned_away, || {
+            Self::dial_once(address, keys, role, scope, context, limits)
+        })
     }
 
     fn dial_once(
@@ -178,21 +180,33 @@ impl Session {
     }
 
     /// Whether the registry at `host:port` is that of the engine whose claims have this number: who has taken the port since does not know it.
-    /// One that turns the question away is asked again for so long as `patience`, and counts as that engine's in the end where it has said that it
-    /// is crowded: that is no sign of its death. Who ends the connection without a word is somebody else. Waits at most as long once more for a
-    /// connection, and for an answer.
-    #[must_use]
-    pub fn answers(address: &str, claim: u64, patience: Duration) -> bool {
+    /// Until nobody listens there, or something answers, it is asked again for so long as `patience`, and counts as that engine's in the end where
+    /// it has said that it is crowded: that is no sign of its death. Who ends the connection without a word is somebody else, and who is out of
+    /// reach is gone. Waits at most as long once more for a connection, and for an answer.
+    ///
+    /// # Errors
+    /// [`ClusterError::Address`], and [`ClusterError::Io`] or [`ClusterError::Handshake`] where this end cannot ask: they say nothing of who is
+    /// asked.
+    pub fn answers(address: &str, claim: u64, patience: Duration) -> Result<bool, ClusterError> {
         let crowded = Cell::new(false);
-        let asked = insisting(address, patience, || {
-            let asked = Self::ask_once(address, claim, patience);
-            crowded.set(crowded.get() || matches!(asked, Err(ClusterError::Handshake(HandshakeError::Crowded))));
-            asked
-        });
-        // The next time it may be too busy to say even that.
-        let busy =
-            |error| matches!(error, ClusterError::TurnedAway { .. } | ClusterError::Handshake(HandshakeError::Timeout));
-        asked.unwrap_or_else(|error| crowded.get() && busy(error))
+        let asked = insisting(
+            address,
+            patience,
+            |error| !is_verdict(error),
+            || {
+                let asked = Self::ask_once(address, claim, patience);
+                crowded.set(crowded.get() || matches!(asked, Err(ClusterError::Handshake(HandshakeError::Crowded))));
+                asked
+            },
+        );
+        match asked {
+            Ok(answers) => Ok(answers),
+            Err(error) if is_verdict(&error) => Ok(false),
+            // The next time it may be too busy to say even that.
+            Err(_) if crowded.get() => Ok(true),
+            Err(error) if is_ours(&error) => Err(error),
+            Err(_) => Ok(false),
+        }
     }
 
     fn ask_once(address: &str, claim: u64, patience: Duration) -> Result<bool, ClusterError> {
@@ -385,22 +399,70 @@ pub(crate) fn without_brackets(host: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// Tries again what a crowded listener turns away, after pauses that grow and differ between those who try, for so long.
+/// Whether a crowded listener says it, or one that has no room even for that.
+fn is_turned_away(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Handshake(HandshakeError::Truncated | HandshakeError::Crowded))
+}
+
+/// Whether it comes from what was dialled and stays so: nobody listens there, or somebody else.
+fn is_verdict(error: &ClusterError) -> bool {
+    match error {
+        ClusterError::Io { source, .. } => source.kind() == io::ErrorKind::ConnectionRefused,
+        ClusterError::Handshake(error) => {
+            use HandshakeError::{Crowded, Io, Random, Timeout, Truncated};
+            !matches!(error, Io(_) | Timeout | Truncated | Crowded | Random(_))
+        }
+        _ => false,
+    }
+}
+
+/// Whether it is about this end alone: its resolver, its network, what it may open.
+fn is_ours(error: &ClusterError) -> bool {
+    match error {
+        ClusterError::Address { .. } | ClusterError::Handshake(HandshakeError::Random(_)) => true,
+        ClusterError::Io { source, .. } | ClusterError::Handshake(HandshakeError::Io(source)) => is_local(source),
+        _ => false,
+    }
+}
+
+/// All but what the other end, or the lack of one, brings about.
+fn is_local(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, NotConnected, UnexpectedEof, WouldBlock};
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, TimedOut};
+    !matches!(
+        error.kind(),
+        ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | TimedOut
+            | BrokenPipe
+            | NotConnected
+            | UnexpectedEof
+            | WouldBlock
+    )
+}
+
+/// Tries again what fails in a way that may pass, after pauses that grow and differ between those who try, for so long.
 fn insisting<T>(
     address: &str,
     patience: Duration,
+    passes: impl Fn(&ClusterError) -> bool,
     attempt: impl Fn() -> Result<T, ClusterError>,
 ) -> Result<T, ClusterError> {
     let began = Instant::now();
     let mut pause = PAUSES.0;
     for tries in 1.. {
-        match attempt() {
-            Err(ClusterError::Handshake(HandshakeError::Truncated | HandshakeError::Crowded)) => {}
+        let error = match attempt() {
+            Err(error) if passes(&error) => error,
             done => return done,
-        }
+        };
         let waited = began.elapsed();
         if waited >= patience {
-            return Err(ClusterError::TurnedAway { address: address.to_owned(), tries, waited });
+            return Err(match is_turned_away(&error) {
+                true => ClusterError::TurnedAway { address: address.to_owned(), tries, waited },
+                false => error,
+            });
         }
         // Who was turned away together comes back one by one.
         let share = f64::from(handshake::nonce()?[0]) / 255.0;
@@ -413,15 +475,53 @@ fn insisting<T>(
 fn connect(address: &str, patience: Duration) -> Result<TcpStream, ClusterError> {
     let candidates: Vec<SocketAddr> =
         address.to_socket_addrs().map_err(|_| ClusterError::Address { address: address.to_owned() })?.collect();
-    let mut last = None;
+    let mut last: Option<io::Error> = None;
     for candidate in candidates {
         match TcpStream::connect_timeout(&candidate, patience) {
             Ok(stream) => return Ok(stream),
+            // A name may have addresses of a family that this host has no network for.
+            Err(error) if is_local(&error) && last.is_some() => {}
             Err(error) => last = Some(error),
         }
     }
     match last {
         Some(source) => Err(ClusterError::Io { doing: format!("connect to {address}"), source }),
         None => Err(ClusterError::Address { address: address.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_pass_is_tried_again_and_what_was_said_is_not() {
+        let failed = |kind: io::ErrorKind| ClusterError::io("connect")(kind.into());
+        let named = || ClusterError::Address { address: "a:1".into() };
+        // Whether it is tried again, and whether it says nothing of who is dialled where no try has another end.
+        let told: [(&dyn Fn() -> ClusterError, bool, bool); 8] = [
+            (&named, true, true),
+            (&|| failed(io::ErrorKind::NetworkUnreachable), true, true),
+            (&|| failed(io::ErrorKind::AddrNotAvailable), true, true),
+            (&|| failed(io::ErrorKind::HostUnreachable), true, false),
+            (&|| failed(io::ErrorKind::TimedOut), true, false),
+            (&|| HandshakeError::Truncated.into(), true, false),
+            (&|| failed(io::ErrorKind::ConnectionRefused), false, false),
+            (&|| HandshakeError::Magic { found: *b"HTTP" }.into(), false, false),
+        ];
+        for (error, again, ours) in told {
+            let tries = Cell::new(0);
+            let tried = insisting(
+                "a:1",
+                Duration::from_secs(60),
+                |error| !is_verdict(error),
+                || {
+                    tries.set(tries.get() + 1);
+                    if tries.get() < 3 { Err(error()) } else { Ok(()) }
+                },
+            );
+            assert_eq!((tried.is_ok(), tries.get()), if again { (true, 3) } else { (false, 1) }, "{}", error());
+            assert_eq!(is_ours(&error()), ours, "{}", error());
+        }
     }
 }
