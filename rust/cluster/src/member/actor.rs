@@ -429,8 +429,16 @@ impl<H: Host> Actor<H> {
         let Begin { call, ask, attachment } =
             begin.ok_or_else(|| Failure::new("internal", "a start that nobody sent"))?;
         let launch = ask.launch(start).map_err(|what| Failure::new("protocol", what))?;
-        let program = Arc::new(self.core.program(&self.query.name, &ask.plan, &attachment)?);
-        let mesh = generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers)?;
+        let program = self.core.program(&self.query.name, &ask.plan, &attachment)?;
+        let mesh = match generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers) {
+            Ok(mesh) => mesh,
+            Err(failure) => {
+                // It may have loaded for longer than a peer waits: the next start is in time.
+                self.core.keep(&self.query.name, ask.plan, attachment, program);
+                return Err(failure);
+            }
+        };
+        let program = Arc::new(program);
         let host = &self.core.host;
         if start.fresh {
             self.bins = Some(host.empty());

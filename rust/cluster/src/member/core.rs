@@ -97,6 +97,15 @@ impl<H: Host> Core<H> {
         }
     }
 
+    /// Keeps what a start was to run with for the next one, unless the query is forgotten.
+    pub(super) fn keep(&self, query: &str, plan: Value, attachment: Vec<u8>, program: H::Program) {
+        let mut loaded = lock(&self.loaded);
+        // Who forgets it does so here at last.
+        if lock(&self.queries).contains_key(query) {
+            loaded.insert(query.to_owned(), Loaded { plan, attachment, program });
+        }
+    }
+
     pub(super) fn reply(&self, call: u64, answer: Result<Value, Failure>) {
         let (body, attachment) = match answer {
             Ok(body) => (body, Vec::new()),

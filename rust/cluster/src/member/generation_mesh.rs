@@ -3,7 +3,9 @@
 //! The lower process dials the higher one, at the data port that serves feeds and drains, too. A dialled member that does not know
 //! the generation yet lets the connection wait in its [`Lobby`](super::lobby::Lobby), so nobody has to try twice.
 //!
-//! Departure: parked dials, for 30 s; so members start in any order.
+//! Departure: parked dials, for as long as who dialled waits for a first word; so members start in any order. A member meets the others when
+//! it has loaded the user's functions. Where that takes so much longer than elsewhere that nobody waits any more, it costs a try: what it
+//! has loaded serves the next start, which is in time.
 
 use std::time::Instant;
 
@@ -41,7 +43,11 @@ pub(super) fn connect<H: Host>(
             Some(stream) => mesh[process] = Some(stream),
             None => {
                 query.admit(generation)?;
-                let waited = format!("it did not connect within {:?}", core.limits.mesh_time);
+                let waited = format!(
+                    "it did not connect within {:?}: there is no way from it to here, or it loads functions for longer than \
+                     others; then the next try finds them loaded",
+                    core.limits.mesh_time
+                );
                 return Err(lost(process, peer, ClusterError::Closed(waited)));
             }
         }

@@ -69,7 +69,8 @@ pub struct Limits {
     /// A member that says nothing for this long is lost, and so is one that leaves a feed or drain without an answer.
     /// Death of its process is seen at once; this is for one that is stopped or hung, and for a host that vanished.
     pub silence: Duration,
-    /// Longest time to build the mesh of one generation.
+    /// How long the members of a generation wait for each other, each of which loads functions before. Who has begun gives up others that
+    /// say nothing for one and a half times [`Limits::silence`].
     pub mesh_time: Duration,
     /// How long a member that ends waits for the threads of its queries before it leaves them.
     pub grace: Duration,
@@ -91,7 +92,7 @@ impl Default for Limits {
             write_time: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             silence: Duration::from_secs(60),
-            mesh_time: Duration::from_secs(30),
+            mesh_time: Duration::from_secs(90),
             grace: Duration::from_secs(5),
             staging_bytes: 256 << 20,
             spill_folders: Vec::new(),
@@ -100,7 +101,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The defaults for members that are given up when they are silent for so long: nothing waits longer for one of them.
+    /// The defaults for members that are given up when they are silent for so long: nothing waits longer for one of them, but for functions
+    /// that load.
     #[must_use]
     pub fn patient(silence: Duration) -> Self {
         let limits = Limits::default();
@@ -111,6 +113,7 @@ impl Limits {
             write_time: silence,
             heartbeat: limits.heartbeat.min(silence / 6),
             silence,
+            mesh_time: Duration::from_secs(30).max(silence * 3 / 2),
             ..limits
         }
     }

@@ -398,6 +398,29 @@ fn a_start_whose_peer_never_comes_can_be_given_up_and_one_that_is_away_is_named(
     driver.close();
 }
 
+/// As where functions load for longer than a peer waits: each try began with that, and none came in time.
+#[test]
+fn what_was_loaded_for_a_start_that_comes_to_nothing_serves_the_next() {
+    let mut driver = Driver::new(2);
+    // Process 1 waits for process 0, which is not asked to start.
+    let given_up = |driver: &mut Driver, query, ending: &Value| {
+        let body = driver.start_body(query, &[0, 1], 1, &Begin::default());
+        let (call, ending) = (driver.send(1, &body), driver.send(1, ending));
+        assert_eq!(kind(&driver.reply(call)), "stale_generation");
+        assert_eq!(driver.reply(ending)["ok"], true);
+        driver.loads.load(Relaxed)
+    };
+    assert_eq!(given_up(&mut driver, "q", &stop("q", 2, 0)), 1);
+    let started = driver.start("q", &[0, 1], &Begin { generation: 2, ..Begin::default() });
+    assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
+    assert_eq!(driver.loads.load(Relaxed), 2, "process 0 has loaded it");
+    // It goes with its query.
+    assert_eq!(given_up(&mut driver, "r", &ask("r", Request::Drop)), 3);
+    assert_eq!(driver.start("r", &[1], &Begin::default())[0]["ok"], true);
+    assert_eq!(driver.loads.load(Relaxed), 4);
+    driver.close();
+}
+
 #[test]
 fn a_connection_may_come_before_the_start_that_it_is_for() {
     let mut driver = Driver::new(2);
@@ -665,6 +688,12 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let address = stopped.local_addr().unwrap().to_string();
     let limits = Limits::patient(Duration::from_millis(900));
     assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(150)));
+    let mesh_time = |seconds| Limits::patient(Duration::from_secs(seconds)).mesh_time.as_secs();
+    assert_eq!(
+        [1, 60, 600].map(mesh_time),
+        [30, 90, 900],
+        "as long as links wait for a word, which functions load before"
+    );
     let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
