@@ -168,6 +168,8 @@ impl<H: Host> Actor<H> {
         self.give_up();
         self.query.staging().close();
         self.query.outputs().close(u64::MAX);
+        // A store may hang for as long as it likes: nobody needs the state any more, nor what is read of it.
+        drop((self.running, self.bins, self.stored));
         for job in self.jobs {
             // A panic in it was caught there.
             let _ = job.join();

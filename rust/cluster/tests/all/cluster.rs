@@ -238,6 +238,22 @@ fn a_member_that_is_not_durable_says_so() {
 }
 
 #[test]
+fn the_state_of_a_query_that_is_dropped_does_not_wait_for_a_store_that_hangs() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], &Begin::default());
+    driver.ask(0, &stop("q", 2, 0));
+    let claim = Claim { number: 1, nonce: 0, registry: String::new(), from: None };
+    let load = Request::Load { stamp: stamp(2), claim, ranges: Default::default(), files: vec![] };
+    let mut body = ask("q", load);
+    body["checkpoint"] = "hangs".into();
+    driver.send(0, &body);
+    assert_eq!(driver.bins(), 1);
+    assert_eq!(driver.ask(0, &ask("q", Request::Drop))["ok"], true);
+    common::until("its state has gone", || driver.bins() == 0);
+    driver.close();
+}
+
+#[test]
 fn requests_that_cannot_be_served_are_answered_by_kind() {
     let mut driver = Driver::new(1);
     let mut refused = |body: Value| kind(&driver.ask(0, &body)).to_owned();

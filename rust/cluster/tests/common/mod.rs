@@ -24,7 +24,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_cluster::host::{Cadence, Host, HostEvent, Keep, Launch, PartitionRows, Rows};
 use penstock_cluster::session::{Keys, Limits, Secret, Stream};
-use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
+use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent, Store};
 use penstock_engine::{Commit, Layout, MemberId, Range, Ranges, Recut, Release, Request, Stamp, Start};
 use serde_json::{Value, json};
 
@@ -105,12 +105,15 @@ pub struct Echo {
     pub gate: Arc<Gate>,
     /// Programs that were loaded.
     pub loads: Arc<AtomicUsize>,
+    /// All bins that there are refer to it.
+    pub bins: Arc<()>,
 }
 
 /// "Keys" are the rows seen, by epoch.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct EchoBins {
     rows: BTreeMap<u64, u64>,
+    _counted: Arc<()>,
 }
 
 struct Work {
@@ -164,11 +167,11 @@ impl Host for Echo {
     }
 
     fn empty(&self) -> EchoBins {
-        EchoBins::default()
+        self.nothing()
     }
 
     fn nothing(&self) -> EchoBins {
-        EchoBins::default()
+        EchoBins { rows: BTreeMap::new(), _counted: self.bins.clone() }
     }
 
     fn inventory(&self, bins: &EchoBins, epoch: u64) -> Ranges {
@@ -293,6 +296,11 @@ impl Host for Echo {
         (bins, None)
     }
 
+    fn store(&self, _: &str) -> Result<Arc<dyn Store>, Failure> {
+        self.gate.wait();
+        Err(Failure::new("store", "it has hung until now"))
+    }
+
     fn keep_loaded(&self, _: &mut EchoBins, (): ()) {}
 
     fn drop_loaded(&self, _: &mut EchoBins) {}
@@ -379,6 +387,7 @@ pub struct Driver {
     pub gate: Arc<Gate>,
     /// Programs that all members have loaded.
     pub loads: Arc<AtomicUsize>,
+    bins: Arc<()>,
     pub events: Vec<RegistryEvent>,
 }
 
@@ -394,8 +403,8 @@ impl Driver {
     /// With keys of the driver and of its members.
     pub fn with_keys(count: usize, limits: Limits, keys: &Keys, member_keys: &Keys) -> Self {
         let registry = Registry::bind_with("127.0.0.1", 0, None, keys.clone(), limits.clone()).unwrap();
-        let (members, gate, loads, events) = Default::default();
-        let mut driver = Driver { registry, limits, keys: member_keys.clone(), members, gate, loads, events };
+        let (members, gate, loads, bins, events) = Default::default();
+        let mut driver = Driver { registry, limits, keys: member_keys.clone(), members, gate, loads, bins, events };
         for _ in 0..count {
             driver.join();
         }
@@ -404,7 +413,7 @@ impl Driver {
 
     /// Adds a member; returns its place among the members.
     pub fn join(&mut self) -> usize {
-        let host = Echo { gate: self.gate.clone(), loads: self.loads.clone() };
+        let host = Echo { gate: self.gate.clone(), loads: self.loads.clone(), bins: self.bins.clone() };
         let info = json!({ "host": "here" });
         let member =
             Member::connect_to(self.registry.address(), self.keys.clone(), info, host, self.limits.clone()).unwrap();
@@ -415,6 +424,11 @@ impl Driver {
         self.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
         self.members.push(MemberThread { id, address, stop, thread });
         self.members.len() - 1
+    }
+
+    /// How many bins there are at all members.
+    pub fn bins(&self) -> usize {
+        Arc::strong_count(&self.bins) - 1 - self.members.len()
     }
 
     pub fn send(&self, place: usize, body: &Value) -> u64 {
