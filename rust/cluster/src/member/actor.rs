@@ -61,6 +61,9 @@ struct Begin {
 /// Generations that have ended whose last figures are kept until somebody asks.
 pub(super) const ENDED: usize = 16;
 
+/// Failures whose facts are kept: the protocol answers with one of the last.
+const CAUSES: usize = 64;
+
 /// How reading or writing ended, and whether it was still of use.
 type Stored<H> = (Ticket, Use, Result<Got<H>, Failure>);
 
@@ -86,8 +89,8 @@ pub(super) struct Actor<H: Host> {
     migrations: BTreeMap<Handle, u64>,
     /// What an answer says beside the protocol, by its request.
     extras: BTreeMap<u64, Value>,
-    /// The facts behind the newest failures that the protocol was told of.
-    causes: Vec<Failure>,
+    /// The facts behind the newest failures that the protocol was told of, at most [`CAUSES`].
+    causes: VecDeque<Failure>,
     /// How reading and writing ended.
     stored: (Sender<Stored<H>>, Receiver<Stored<H>>),
     /// What reads and writes.
@@ -123,7 +126,7 @@ impl<H: Host> Actor<H> {
             reads: BTreeMap::new(),
             migrations: BTreeMap::new(),
             extras: BTreeMap::new(),
-            causes: Vec::new(),
+            causes: VecDeque::new(),
             stored: unbounded(),
             jobs: Vec::new(),
             wanted: Use::default(),
@@ -301,7 +304,10 @@ impl<H: Host> Actor<H> {
     /// Tells the protocol of a failure in its words, and remembers the facts until it answers with it.
     fn cause(&mut self, failure: Failure) -> penstock_engine::Failure {
         let told = failure.told();
-        self.causes.push(failure);
+        if self.causes.len() == CAUSES {
+            self.causes.pop_front();
+        }
+        self.causes.push_back(failure);
         told
     }
 
@@ -624,4 +630,25 @@ enum Turn<H: Host> {
     Event(H::Event),
     Stored(Stored<H>),
     Silence,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::bare;
+    use super::*;
+
+    /// A generation may run for months, with moves that are refused and writes that fail.
+    #[test]
+    fn facts_of_the_newest_failures_are_kept() {
+        let (core, _outbox) = bare();
+        let query = core.add_query("q");
+        let mut actor = Actor::new(core, query, never(), unbounded().0);
+        let told: Vec<_> = (0..1_000u64)
+            .map(|number| actor.cause(Failure::new("store", format!("write {number}")).with("number", number)))
+            .collect();
+        assert_eq!(actor.causes.len(), CAUSES);
+        let facts = told.into_iter().map(|told| actor.facts(told).fields.get("number").and_then(Value::as_u64));
+        let kept = 1_000 - CAUSES as u64;
+        assert!((0..).zip(facts).all(|(number, fact)| fact == (number >= kept).then_some(number)));
+    }
 }
