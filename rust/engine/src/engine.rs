@@ -365,13 +365,14 @@ impl Engine {
             self.roster.retire(slot);
             out.push(Effect::RetireResident { slot });
         }
+        let Some(Rescale { handle, late, cancelled, .. }) = self.rescale else { return };
         // What broke when a member went takes nobody in before that one is back, and is mended then.
-        let cancelled = self.rescale.is_some_and(|rescale| rescale.cancelled);
         let rests = |query: &Query| query.has_settled(&self.roster) || (cancelled && query.is_broken());
         let settled = (cancelled || self.roster.complete())
             && self.roster.leaving().next().is_none()
             && self.queries.values().all(rests);
-        if settled && let Some(Rescale { handle, late, .. }) = self.rescale.take() {
+        if settled {
+            self.rescale = None;
             let moved = self.queries.values().map(|query| query.shifts(&self.roster).0).sum();
             let waited_ms = self.setup.start_ms;
             let error = late.map(|(missing, wanted)| EngineError::SlotsLate { missing, wanted, waited_ms });
@@ -408,5 +409,109 @@ fn refuse(event: Event, error: EngineError, out: &mut Vec<Effect>) {
         Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error), moved: 0 }),
         Event::Drop { query } => out.push(Effect::Dropped { query, outcome: Ok(()) }),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::manifest::Contents;
+    use crate::protocol::{Answer, Program, Receipt, Request, Stored};
+    use crate::roster::LOOKED;
+
+    const MEMBERS: u32 = 64;
+    const QUERIES: u32 = 8;
+
+    /// An engine and all around it, which does at once what it is asked.
+    struct Run {
+        engine: Engine,
+        /// How many seats were looked at in the step in which that was most.
+        most: usize,
+    }
+
+    impl Run {
+        fn hear(&mut self, event: Event) {
+            let mut heard = VecDeque::from([event]);
+            while let Some(event) = heard.pop_front() {
+                let before = LOOKED.get();
+                let effects = self.engine.step(event);
+                self.most = self.most.max(LOOKED.get() - before);
+                heard.extend(effects.into_iter().flat_map(answers));
+            }
+        }
+
+        /// A batch of each query.
+        fn batch(&mut self, epoch: u64) {
+            let committed = epoch.checked_sub(1);
+            for query in queries() {
+                let event = Event::Batch { query: query.clone(), epoch, clock_ms: 0, planned_ms: None, committed };
+                self.hear(event);
+                let facts = self.engine.facts(&query).expect("it is there");
+                assert_eq!((facts.running, facts.epoch), (true, Some(epoch)));
+            }
+        }
+    }
+
+    fn queries() -> impl Iterator<Item = QueryId> {
+        (0..QUERIES).map(|number| format!("query {number}"))
+    }
+
+    fn answers(effect: Effect) -> Vec<Event> {
+        let stored = |ticket, what| Event::Stored { ticket, outcome: Ok(what) };
+        let event = match effect {
+            Effect::Call { ticket, request, .. } => {
+                let answer = match request {
+                    Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0, Vec::new())] },
+                    Request::Write { .. } => Answer::Written(Vec::new()),
+                    _ => Answer::Done,
+                };
+                Event::Answer { ticket, answer: Ok(answer) }
+            }
+            Effect::Feed { ticket, members, .. } => {
+                let receipt = |(partition, member)| Receipt {
+                    source: 0,
+                    partition,
+                    attempt: 0,
+                    member,
+                    rows: 1,
+                    max_event_time: None,
+                    hash: 0,
+                };
+                let receipts = (0..).zip(members).map(receipt).map(|receipt| Event::Receipt { ticket, receipt });
+                return receipts.chain([Event::Fed { ticket, outcome: Ok(()) }]).collect();
+            }
+            Effect::Sink { ticket, .. } => Event::Sunk { ticket, outcome: Ok(()) },
+            Effect::ReadCheckpoint { ticket, .. } => stored(ticket, Stored::Contents(Contents::default())),
+            Effect::CreateClaim { ticket, .. } => stored(ticket, Stored::Claimed(true)),
+            Effect::ReadClaims { ticket, claim, .. } => {
+                stored(ticket, Stored::NewestClaim { number: claim, nonce: None })
+            }
+            Effect::WriteManifest { ticket, .. } => stored(ticket, Stored::Written),
+            Effect::Delete { ticket, .. } => stored(ticket, Stored::Deleted),
+            _ => return Vec::new(),
+        };
+        vec![event]
+    }
+
+    /// A batch has several events of each member: looks that are as many as the members of all queries, or their square, are seconds of each batch
+    /// where there are hundreds.
+    #[test]
+    fn an_event_looks_at_each_member_few_times_whatever_there_is_besides() {
+        let mut run = Run { engine: Engine::new(Setup { workers: MEMBERS, ..Setup::default() }), most: 0 };
+        for slot in 0..MEMBERS {
+            let (member, executor) = (MemberId(u64::from(slot)), format!("executor {slot}"));
+            run.hear(Event::MemberUp { slot, member, executor, executors: MEMBERS });
+        }
+        for query in queries() {
+            run.hear(Event::Open { query, program: Program { durable: true, ..Program::default() } });
+        }
+        run.batch(0);
+        run.most = 0;
+        run.hear(Event::Timer { ticket: Ticket::MAX });
+        assert!(run.most <= 2 * MEMBERS as usize, "{} looks for nothing", run.most);
+        run.batch(1);
+        assert!(run.most <= 12 * MEMBERS as usize, "{} looks for one event of a batch", run.most);
     }
 }

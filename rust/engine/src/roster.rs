@@ -1,7 +1,8 @@
 //! Who is there: slots, the members that serve them, and which of them are wanted.
 //!
 //! Invariants: a member's id is never used again; a slot has at most one member that is alive; a slot that is not wanted gets none. A slot whose
-//! executor is going is never wanted again; another one is wanted in its place.
+//! executor is going is never wanted again; another one is wanted in its place. `slots` has the slot of every member that is alive, and no other: it is
+//! written where a member comes (`up`) and goes (`lost`, `retire`). Every event asks after members: one is looked up, and never looked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,7 @@ const TRIES: u32 = 25;
 #[derive(Clone, Debug)]
 pub(crate) struct Roster {
     seats: BTreeMap<u32, Seat>,
+    slots: BTreeMap<MemberId, u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -45,17 +47,17 @@ impl Seat {
 
 impl Roster {
     pub(crate) fn new(wanted: u32) -> Roster {
-        Roster { seats: (0..wanted).map(|slot| (slot, Seat::default())).collect() }
+        Roster { seats: (0..wanted).map(|slot| (slot, Seat::default())).collect(), slots: BTreeMap::new() }
     }
 
     /// How many are to serve.
     pub(crate) fn wanted(&self) -> u32 {
-        self.seats.values().filter(|seat| seat.wish == Wish::Wanted).count() as u32
+        self.seats().filter(|(_, seat)| seat.wish == Wish::Wanted).count() as u32
     }
 
     /// Slots that are held, those of leavers included. Those of executors that are going are nobody's soon.
     pub(crate) fn held(&self) -> u32 {
-        self.seats.values().filter(|seat| seat.wish != Wish::Drains).count() as u32
+        self.seats().filter(|(_, seat)| seat.wish != Wish::Drains).count() as u32
     }
 
     /// Wants another number, of the slots that are held first, and of these those that have a member; returns the slots that are new.
@@ -77,7 +79,7 @@ impl Roster {
 
     /// The executor of a member is going; returns the slot that is wanted in its place, if one is.
     pub(crate) fn drain(&mut self, member: MemberId) -> Option<u32> {
-        let seat = self.seats.values_mut().find(|seat| seat.member() == Some(member))?;
+        let seat = self.seats.get_mut(self.slots.get(&member)?)?;
         let before = std::mem::replace(&mut seat.wish, Wish::Drains);
         (before == Wish::Wanted).then(|| self.add())
     }
@@ -91,7 +93,7 @@ impl Roster {
         executor: String,
         executors: u32,
     ) -> Result<(), Dismissal> {
-        let taken: BTreeSet<&String> = self.seats.values().filter_map(|seat| Some(&seat.member.as_ref()?.1)).collect();
+        let taken: BTreeSet<&String> = self.seats().filter_map(|(_, seat)| Some(&seat.member.as_ref()?.1)).collect();
         let crowded = taken.contains(&executor) && executors as usize > taken.len();
         let seat = self.seats.get_mut(&slot).ok_or(Dismissal::Unneeded)?;
         // Also of a slot that is not wanted: once one attempt returns, Spark ends the one that still has state.
@@ -106,44 +108,75 @@ impl Roster {
             return Err(Dismissal::Crowded);
         }
         *seat = Seat { member: Some((member, executor)), ..Seat::default() };
+        self.slots.insert(member, slot);
         Ok(())
     }
 
     /// A member has gone; returns its slot where that is still wanted.
     pub(crate) fn lost(&mut self, member: MemberId) -> Option<u32> {
-        let (slot, seat) = self.seats.iter_mut().find(|(_, seat)| seat.member() == Some(member))?;
+        let slot = self.slots.remove(&member)?;
+        let seat = self.seats.get_mut(&slot)?;
         seat.member = None;
-        (seat.wish == Wish::Wanted).then_some(*slot)
+        (seat.wish == Wish::Wanted).then_some(slot)
     }
 
     /// Gives a slot up.
     pub(crate) fn retire(&mut self, slot: u32) {
-        self.seats.remove(&slot);
+        if let Some(member) = self.seats.remove(&slot).and_then(|seat| seat.member()) {
+            self.slots.remove(&member);
+        }
     }
 
     pub(crate) fn alive(&self, member: MemberId) -> bool {
-        self.seats.values().any(|seat| seat.member() == Some(member))
+        self.seat(member).is_some()
     }
 
     /// Whether a member is to stay.
     pub(crate) fn stays(&self, member: MemberId) -> bool {
-        self.serving().any(|one| one == member)
+        self.seat(member).is_some_and(|seat| seat.wish == Wish::Wanted)
+    }
+
+    /// That of a member that is alive.
+    fn seat(&self, member: MemberId) -> Option<&Seat> {
+        #[cfg(test)]
+        looked();
+        self.seats.get(self.slots.get(&member)?)
+    }
+
+    /// All of them, by slot.
+    fn seats(&self) -> impl Iterator<Item = (u32, &Seat)> {
+        self.seats.iter().map(|(slot, seat)| {
+            #[cfg(test)]
+            looked();
+            (*slot, seat)
+        })
     }
 
     /// Members that are to stay, by slot.
     pub(crate) fn serving(&self) -> impl Iterator<Item = MemberId> {
-        self.seats.values().filter(|seat| seat.wish == Wish::Wanted).filter_map(Seat::member)
+        self.seats().filter(|(_, seat)| seat.wish == Wish::Wanted).filter_map(|(_, seat)| seat.member())
     }
 
     /// Slots that nobody wants any more, with the member that is still there.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = (u32, Option<MemberId>)> {
-        self.seats.iter().filter(|(_, seat)| seat.wish != Wish::Wanted).map(|(slot, seat)| (*slot, seat.member()))
+        self.seats().filter(|(_, seat)| seat.wish != Wish::Wanted).map(|(slot, seat)| (slot, seat.member()))
     }
 
     /// Whether every wanted slot has a member.
     pub(crate) fn complete(&self) -> bool {
-        self.seats.values().all(|seat| seat.wish != Wish::Wanted || seat.member.is_some())
+        self.seats().all(|(_, seat)| seat.wish != Wish::Wanted || seat.member.is_some())
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many seats have been looked at: what an event costs, in no unit of time.
+    pub(crate) static LOOKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+fn looked() {
+    LOOKED.set(LOOKED.get() + 1);
 }
 
 #[cfg(test)]
@@ -194,5 +227,22 @@ mod tests {
         assert_eq!((roster.wanted(), roster.held()), (1, 3));
         assert!(roster.want(1).is_empty(), "the first that is held comes first");
         assert_eq!(roster.leaving().map(|(slot, _)| slot).collect::<Vec<_>>(), [0, 1, 3, 4]);
+    }
+
+    #[test]
+    fn whoever_has_gone_is_nowhere() {
+        let mut roster = Roster::new(3);
+        for slot in 0..3 {
+            roster.up(slot, MemberId(u64::from(slot)), "a".to_owned(), 1).unwrap();
+        }
+        let alive = |roster: &Roster| (0..4).filter(|member| roster.alive(MemberId(*member))).collect::<Vec<_>>();
+        let stays = |roster: &Roster| (0..4).filter(|member| roster.stays(MemberId(*member))).collect::<Vec<_>>();
+        assert_eq!(roster.lost(MemberId(1)), Some(1));
+        assert_eq!((alive(&roster), roster.lost(MemberId(1))), (vec![0, 2], None));
+        roster.up(1, MemberId(3), "a".to_owned(), 1).unwrap();
+        assert!(roster.want(2).is_empty());
+        assert_eq!((alive(&roster), stays(&roster)), (vec![0, 2, 3], vec![0, 3]));
+        roster.retire(2);
+        assert_eq!((alive(&roster), roster.lost(MemberId(2)), roster.drain(MemberId(2))), (vec![0, 3], None, None));
     }
 }

@@ -3,7 +3,7 @@
 //! Invariants: state, output and manifest of a batch are of one attempt; a manifest is written when all files are and the sink has returned, never
 //! before; claims are read again before sink, manifest and return. A sink is called again only for the loss of a member, and so often.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Asked, At, Call, Frozen, Phase, Query, Rows, Serving, Sink, Stage, View, What};
 use crate::error::{EngineError, Failure, Kind};
@@ -100,9 +100,15 @@ impl Query {
         };
         let (receipts, finish, epoch) = (std::mem::take(receipts), *what == What::Finish, *epoch);
         let mut rows: Rows = (0, 0);
-        let mut before = std::collections::BTreeMap::new();
+        let mut feeds: BTreeMap<MemberId, Vec<Commit>> = BTreeMap::new();
         for receipt in receipts.values() {
-            before.insert((receipt.source, receipt.partition), rows.0);
+            feeds.entry(receipt.member).or_default().push(Commit {
+                source: receipt.source,
+                partition: receipt.partition,
+                attempt: receipt.attempt,
+                rows: receipt.rows,
+                rows_before: rows.0,
+            });
             rows = (rows.0 + receipt.rows, rows.1.wrapping_add(weighed(receipt)));
         }
         // Each never goes back, and moves only with rows.
@@ -132,18 +138,10 @@ impl Query {
         }
         self.due(epoch, view);
         for member in self.members.clone() {
-            let own = receipts.values().filter(|receipt| receipt.member == member);
-            let feeds = own.map(|receipt| Commit {
-                source: receipt.source,
-                partition: receipt.partition,
-                attempt: receipt.attempt,
-                rows: receipt.rows,
-                rows_before: before[&(receipt.source, receipt.partition)],
-            });
             let release = Release {
                 stamp: self.stamp,
                 epoch,
-                feeds: feeds.collect(),
+                feeds: feeds.remove(&member).unwrap_or_default(),
                 watermark: if finish { Some(i64::MAX) } else { reached },
                 clock_ms,
                 finish,

@@ -325,8 +325,13 @@ impl Query {
 
     /// Whether those who serve are those who are to serve, and nobody is there that could go.
     pub(super) fn is_grouped(&self, roster: &Roster) -> bool {
-        roster.serving().all(|member| self.members.contains(&member))
+        self.has_all(roster)
             && self.members.iter().all(|member| roster.stays(*member) || (roster.alive(*member) && self.owns(*member)))
+    }
+
+    /// Whether all who are to serve take part. Nobody does twice, so it is enough to count them.
+    pub(super) fn has_all(&self, roster: &Roster) -> bool {
+        self.members.iter().filter(|member| roster.stays(**member)).count() == roster.serving().count()
     }
 
     pub(super) fn owns(&self, member: MemberId) -> bool {

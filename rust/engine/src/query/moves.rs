@@ -596,7 +596,7 @@ impl Query {
         let settled = self.status == Status::Running
             && !moves
             && !self.uneven
-            && roster.serving().all(|member| self.members.contains(&member))
+            && self.has_all(roster)
             && self.members.iter().all(stays);
         match &self.call {
             _ if settled => None,
