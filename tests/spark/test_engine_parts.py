@@ -8,7 +8,8 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,13 +37,16 @@ from penstock.errors import (
 )
 from penstock.spark._engine import feeds
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
+from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.feeds import FeedTarget, FeedTask, lives
+from penstock.spark._engine.hub import Call, Member
 from penstock.spark._engine.interrupts import plain_interrupts, spare
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
+from penstock.spark._engine.program import Program
 from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import Query, called
 from penstock.spark._engine.query import _kind as kind_of
@@ -498,6 +502,109 @@ def test_the_executor_steps_the_protocol_and_ends() -> None:
         executor.ask("Close")
     with pytest.raises(ValueError, match="no setup"):
         Executor("parts", {"worker": 1})
+
+
+class Members:
+    """A hub whose members do at once what they are asked, but to stop, which waits until they are let go."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        #: The plans with which members have begun.
+        self.begun: list[Any] = []
+        self.stopping: list[tuple[Call, Callable[[Call], None]]] = []
+        self._changed = threading.Condition()
+
+    def known(self, member: int) -> Member:
+        return Member(member, member - 1, f"executor {member}", f"host:{member}", 1, {})
+
+    def listen(self, **hears: Any) -> None:
+        pass
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, ready: Callable[[], bool], check: Callable[[], None]) -> None:
+        with self._changed:
+            while not ready():
+                check()
+                self._changed.wait(0.1)
+
+    def call(self, member: Member, body: Any, attachment: bytes, then: Callable[[Call], None]) -> None:
+        ask = body["ask"]
+        what = ask if isinstance(ask, str) else next(iter(ask))
+        call = Call(member, what)
+        if what == "Stop":
+            self.stopping.append((call, then))
+            return
+        if what == "Start":
+            self.begun.append(body["plan"])
+        call.body = {"answer": {"Released": {"pieces": []}} if what == "Release" else "Done"}
+        then(call)
+
+    def let_go(self, inventory: Any) -> None:
+        for call, then in self.stopping:
+            call.body = {"answer": {"Inventory": inventory}}
+            then(call)
+        self.stopping.clear()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_members_that_come_begin_with_the_flow_that_the_protocol_has_taken(interrupted: bool) -> None:
+    """They come just when the query is started again with a flow that does not fit, whose batch waits for them."""
+    flow = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.max("v"))
+    first, other = Program.of(COUNTS), Program.of(flow)
+    members: Any = Members()
+    executor = Executor("parts", {"workers": 1, "bits": 2})
+    setup: Any = SimpleNamespace(hub=members, executor=executor, engine="e")
+    query = Query(setup, first, "q", "q", Stream(None), None)
+    Calls(members, executor, lambda _: query.program, dict, lambda _: None, lambda _, failure: None, 8, 1024)
+    for effect in ("Feed", "Sink", "Complete", "Fail"):
+        executor.perform(**{effect: partial(query.tell, effect)})
+    for effect in ("StartResident", "RetireResident", "WatchCommit", "Rescaled"):
+        executor.perform(**{effect: lambda facts: None})
+
+    def see(event: Any, effects: Any) -> None:
+        """Those that are there have stopped when the batch waits, or is waited for no more."""
+        if ("Stop" if interrupted else "Batch") in event and members.stopping:
+            ranges = [(prefix, bits) for prefix, bits, _ in query.bins()[0]]
+            members.let_go({operator["name"]: ranges for operator in first.operators})
+
+    def come(slot: int) -> None:
+        told = {"slot": slot, "member": slot + 1, "executor": f"executor {slot}", "executors": 2}
+        executor.ask({"MemberUp": told})
+
+    def run(epoch: int, program: Program, check: Callable[[], None]) -> None:
+        def ended(event: str, facts: Any) -> Any:
+            return {event: {"ticket": facts["ticket"], "outcome": {"Ok": None}}}
+
+        asked = {"query": "q", "epoch": epoch, "clock_ms": 0, "planned_ms": None, "committed": None}
+        work = {"Feed": partial(ended, "Fed"), "Sink": partial(ended, "Sunk")}
+        query._call({"Batch": asked}, work, check, program)
+
+    def interrupt() -> None:
+        if interrupted:
+            raise KeyboardInterrupt
+
+    executor.watch(see)
+    executor.start()
+    try:
+        come(0)
+        run(0, first, lambda: None)
+        executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+        come(1)
+        executor.ask({"Committed": {"query": "q", "epoch": 0}})
+        assert len(members.begun) == len(members.stopping) == 1
+        with pytest.raises((EngineError, KeyboardInterrupt), match=None if interrupted else "cannot be taken over"):
+            run(1, other, interrupt)
+        executor.ask({"Timer": {"ticket": 1 << 40}})  # what was asked for until now is done
+        assert members.begun == [json.loads(first.plan)] * 3
+        assert query.program is first
+        # It goes on with the members that have begun.
+        run(1, Program.of(COUNTS), lambda: None)
+        assert query.completed == 1 and len(members.begun) == 3
+    finally:
+        executor.close()
 
 
 def test_a_protocol_that_fails_tells_all_that_wait(caplog: pytest.LogCaptureFixture) -> None:

@@ -541,6 +541,8 @@ pub struct Facts {
     pub finished: bool,
     /// Whether its state is gone.
     pub lost: bool,
+    /// The functions that its members begin with, by the number of their program: the last that was asked for and does not contradict the state.
+    pub functions: u64,
     /// The last epoch that was completed.
     pub epoch: Option<u64>,
     /// Rows that came too late, over all epochs.

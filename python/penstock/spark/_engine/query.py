@@ -4,11 +4,16 @@ Owns: the calls of one query, which take turns, and the part of them that runs i
 batch and handing its results to the sink, both of which need Spark's thread. What happens when, and what becomes of it
 after a failure, is decided by the engine's protocol (`executor`); who waits for a call here does the work that it
 asks for until it lets the call return or raise.
+
+Invariant: `Query.program` is what the protocol goes by. It becomes another one in the executor's thread, with the step
+that takes that and before the effects of the next: members that begin on the state here, for whichever reason, never
+get a flow that the protocol has not heard of yet, or has refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -186,7 +191,8 @@ class Query:
         #: Rows of the last batches that were fed, by number.
         self._fed_rows: dict[int, int] = {}
         self._waiting: _Waiting | None = None
-        #: Counts the programs: members that run another one are told.
+        #: Numbers the programs that the protocol is asked to go by, and the number of `program`; 0 until one is taken.
+        self._numbers = itertools.count(1)
         self._functions = 0
         self._shortcut = feeds.Shortcut()
         self._places = feeds.Places()
@@ -570,7 +576,7 @@ class Query:
     ) -> None:
         """Ask the protocol, and do the work that it wants done here until it lets the call return or raise."""
         waiting = self._waiting = _Waiting()
-        before = self.program
+        before = self._functions, self.program
         try:
             if program is not None:
                 self._open(program)
@@ -643,28 +649,34 @@ class Query:
         self._guesses |= guesses
 
     def _open(self, program: Program) -> None:
-        if self._functions == 0 or not (program is self.program or program.same_functions(self.program)):
-            if self._functions:
+        number = self._functions
+        if number == 0 or not (program is self.program or program.same_functions(self.program)):
+            if number:
                 log.info("query %s: its functions have changed, new workers go on from its state", self.name)
-            self._functions += 1
-            self.program = program
+            number = next(self._numbers)
         opened = {
-            "plan": {"operators": list(self.program.operators), "sources": list(program.flow.sources)},
+            "plan": {"operators": list(program.operators), "sources": list(program.flow.sources)},
             "lateness_us": list(program.lateness_us),
             "idle_after_ms": list(program.idle_after_ms),
             "durable": self.storage is not None,
-            "functions": self._functions,
+            "functions": number,
             "columns": _columns(program.read),
             "output": _columns({"rows": program.output, "late": program.beside}),
         }
-        self._executor.post({"Open": {"query": self.id, "program": opened}})
+
+        def take(effects: Sequence[Event]) -> None:
+            # What does not fit the state is refused by the next call; until that is over, workers go on as before.
+            if self._facts("functions", None) == number:
+                self._functions, self.program = number, program
+
+        self._executor.post({"Open": {"query": self.id, "program": opened}}, first=take)
 
     def _abandon(self) -> None:
         """Nobody waits for the call any more."""
         with contextlib.suppress(EngineError):  # the engine has failed, and every call with it
             self._executor.ask({"Stop": {"query": self.id}})
 
-    def _end(self, effect: str, facts: Mapping[str, Any], waiting: _Waiting, before: Program) -> None:
+    def _end(self, effect: str, facts: Mapping[str, Any], waiting: _Waiting, before: tuple[int, Program]) -> None:
         """The call returns, or raises what became of it."""
         if effect == "Complete":
             return
@@ -699,7 +711,8 @@ class Query:
         if kind in ("Store", "Damaged"):
             raise StorageError(where + text)
         if kind == "OtherPlan":
-            self.program = before
+            # One that was taken since nothing was held here does not fit the checkpoint: no member has it.
+            self._functions, self.program = before
         if kind == "Held" and self.storage is not None:
             other = handles.serving(self.storage.url, self)
             if other is not None:

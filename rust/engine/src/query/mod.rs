@@ -402,6 +402,7 @@ impl Query {
             running: self.status == Status::Running,
             finished: self.status == Status::Finished,
             lost: self.status == Status::Lost,
+            functions: self.program.functions,
             epoch: at.epoch,
             late_rows: at.late_rows,
             workers: self.members.len() as u32 * self.threads,

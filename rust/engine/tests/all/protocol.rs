@@ -601,17 +601,24 @@ fn edited_functions_go_on_from_the_state_in_a_new_generation() {
     script.open();
     assert_eq!(requests(&script.batch(3)), ["CloseEpoch", "Release", "Settle"]);
 
-    // Another flow is refused, and the one before goes on.
+    // Another flow is refused, and the one before goes on: of that are the functions that members begin with.
     let before = script.program.clone();
+    let functions = |script: &Script| script.engine.facts(QUERY).unwrap().functions;
+    script.program.functions = 3;
     script.program.plan.operators[0].types = "text".into();
     script.open();
+    assert_eq!(functions(&script), 2);
     assert!(!completes(&script.batch(4), 4));
     script.program.plan.operators.clear();
     script.open();
     assert!(!completes(&script.batch(4), 4));
     script.program = before;
     script.open();
-    assert!(completes(&script.batch(4), 4));
+    let same = script.batch(4);
+    assert!(completes(&same, 4) && requests(&same) == ["CloseEpoch", "Release", "Settle"], "{same:?}");
+    script.program.functions = 4;
+    script.open();
+    assert_eq!(functions(&script), 4);
 }
 
 /// A query can be started again, with other functions, while its workers begin because others have come.
