@@ -239,13 +239,15 @@ pub enum EngineError {
         /// Spark's reason.
         reason: String,
     },
-    /// The sink raised.
-    #[error("the sink failed for epoch {epoch}: {reason}")]
+    /// The sink raised, or has returned for an epoch whose state could not be written.
+    #[error("{}", sunk(*epoch, reason, *returned))]
     Sink {
         /// The epoch.
         epoch: u64,
-        /// What it raised.
+        /// What it raised, or why the state could not be written.
         reason: String,
+        /// Whether it has returned.
+        returned: bool,
     },
     /// A function of the user raised, or the data was refused.
     #[error("{0}")]
@@ -320,6 +322,17 @@ fn others(newest: Option<u64>) -> String {
     match newest {
         Some(newest) => format!("; the newest that it has is of batch {newest}"),
         None => ", nor of any other batch".to_owned(),
+    }
+}
+
+/// What became of a sink, or of what it has taken.
+fn sunk(epoch: u64, reason: &str, returned: bool) -> String {
+    match returned {
+        true => format!(
+            "the sink has returned for epoch {epoch}, but the state of that epoch is not durable: {reason}; start the query again, or call finish() again \
+             where that failed: the sink is called with it once more"
+        ),
+        false => format!("the sink failed for epoch {epoch}: {reason}"),
     }
 }
 

@@ -339,12 +339,12 @@ impl Query {
                 let reason = failure.message.clone();
                 match retry {
                     true => self.again(reason, view),
-                    false => self.fail(EngineError::Sink { epoch, reason }, view),
+                    false => self.fail(EngineError::Sink { epoch, reason, returned: false }, view),
                 }
             }
             Sink::Failed(failure) if serving.patient || failure.kind == Kind::User => {
                 let reason = failure.message.clone();
-                self.fail(EngineError::Sink { epoch, reason }, view);
+                self.fail(EngineError::Sink { epoch, reason, returned: false }, view);
             }
             // Perhaps it read from a member that is gone.
             Sink::Failed(failure) => {
@@ -356,7 +356,7 @@ impl Query {
                 let reason = serving.gone.clone().unwrap_or_else(lost);
                 match retry {
                     true => self.again(reason, view),
-                    false => self.fail(EngineError::Sink { epoch, reason }, view),
+                    false => self.fail(EngineError::Sink { epoch, reason, returned: true }, view),
                 }
             }
             Sink::Returned if waiting || serving.stage != Stage::Sinking => {}

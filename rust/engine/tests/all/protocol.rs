@@ -765,10 +765,36 @@ fn a_feed_or_sink_that_fails_for_reasons_of_its_own_fails_at_once() {
     script.hold = vec!["Sink"];
     let ticket = fed(&script.batch(0));
     script.hear(Event::Sunk { ticket, outcome: Err(Failure::new(Kind::User, "the disk is full")) });
-    assert_eq!(script.errors(), [EngineError::Sink { epoch: 0, reason: "the disk is full".into() }]);
+    assert_eq!(script.errors(), [EngineError::Sink { epoch: 0, reason: "the disk is full".into(), returned: false }]);
     assert!(matches!(script.finish(None)[0], Effect::Fail { error: EngineError::Uncommitted { epoch: 0 }, .. }));
     script.hold.clear();
     assert!(completes(&script.batch(0), 0), "served again");
+}
+
+#[test]
+fn a_sink_that_has_returned_has_not_failed() {
+    let mut script = Script::with(Setup { workers: 2, bits: 2, retry_sink: false, ..Setup::default() });
+    (script.program.durable, script.store) = (true, Some(Contents::default()));
+    script.open();
+    script.batch(0);
+    let told = |script: &mut Script| script.errors().iter().map(EngineError::to_string).collect::<Vec<_>>();
+    let text = |epoch: u64, reason: &str| {
+        format!(
+            "the sink has returned for epoch {epoch}, but the state of that epoch is not durable: {reason}; start the query again, or call \
+             finish() again where that failed: the sink is called with it once more"
+        )
+    };
+    script.hold = vec!["Write"];
+    assert!(!completes(&script.batch(1), 1));
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    assert_eq!(told(&mut script), [text(1, "a member was lost before its state was written")]);
+    script.held.clear();
+    script.batch(1);
+    script.fail(0, Kind::Internal, "no room");
+    assert_eq!(told(&mut script), [text(1, "member 1 could not write its state: no room")]);
+    script.hold.clear();
+    assert!(completes(&script.batch(1), 1));
+    assert_eq!(script.sinks.len(), 4, "once for the first batch, and for each attempt at the second");
 }
 
 #[test]
@@ -1447,7 +1473,7 @@ fn a_query_whose_batch_failed_holds_no_rescale_up() {
             });
             let reason = || Failure { kind: Kind::User, message: "a typo".into() };
             script.hear(Event::Sunk { ticket: failed.expect("it was called"), outcome: Err(reason()) });
-            assert_eq!(script.errors(), [EngineError::Sink { epoch, reason: "a typo".into() }]);
+            assert_eq!(script.errors(), [EngineError::Sink { epoch, reason: "a typo".into(), returned: false }]);
             script.hold.clear();
             // Who comes is there for the next batch, should one come.
             script.done.clear();
