@@ -8,6 +8,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -26,7 +27,8 @@ import pytest
 
 import penstock as pk
 from engine_support import Gate, wait_for
-from penstock._crew import MOST_PROCESSES, Crew, spread
+from penstock._children import Child, Pipe
+from penstock._crew import MOST_PROCESSES, Crew, _Member, _packed, spread
 from penstock._loads import Loads
 from penstock._parts import Parts
 from penstock.errors import ConfigError, EngineError, UserFunctionError, WorkerLost
@@ -689,6 +691,60 @@ def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name(tmp_pat
         finally:
             gate.open()
     assert _gone(pids)
+
+
+class _Ends:
+    """A process that tells its last just before its parent sees that it has ended."""
+
+    pid = 1
+
+    def __init__(self, theirs: socket.socket, last: tuple[str, Any]) -> None:
+        self._theirs, self._last = theirs, last
+
+    def poll(self) -> int:
+        if self._theirs.fileno() >= 0:
+            Pipe(self._theirs).send(self._last)
+            self._theirs.close()
+        return 1
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 1
+
+
+@pytest.fixture
+def last_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[str, Any]], Crew]]:
+    """The crew of a process that tells something and ends."""
+    crew = Crew("", [], 1, 1)
+
+    def made(last: tuple[str, Any]) -> Crew:
+        def begin(child: Any, module: str, entry: str) -> None:
+            child.socket, theirs = socket.socketpair()
+            child.popen = _Ends(theirs, last)
+
+        monkeypatch.setattr(Child, "__init__", begin)
+        member = _Member(1, 1)
+        member.workers = [1]
+        crew._members.append(member)
+        for _ in range(2):
+            crew._look()
+        member.socket.close()
+        return crew
+
+    yield made
+    crew.close()
+
+
+def test_what_a_process_told_before_it_ended_is_why_the_run_fails(last_of: Callable[..., Crew]) -> None:
+    """It was lost where the process ended while others were looked at."""
+    crew = last_of(("failed", _packed(ValueError("the price of row 17 is negative"))))
+    assert type(crew._cause) is ValueError and str(crew._cause) == "the price of row 17 is negative"
+
+
+def test_the_loads_of_a_process_that_has_left_and_ended_count_on(last_of: Callable[..., Crew]) -> None:
+    told = '{"workers": [], "moves": [], "loads": [{"rows": [3, 1], "rest_ns": 10}]}'
+    crew = last_of(("left", told))
+    assert crew._cause is None and crew.processes == []
+    assert crew._loads.rows(Parts(1, {(0, 1): 0, (1, 1): 0})) == {(0, 1): 3, (1, 1): 1}
 
 
 _INTERRUPTED = """

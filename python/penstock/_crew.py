@@ -415,14 +415,15 @@ class Crew:
         with selectors.PollSelector() as waits:
             for sock in (self._woken, *(member.socket for member in there)):
                 waits.register(sock, selectors.EVENT_READ)
+        # What a child has sent before its end is there by now.
+        ended = [member for member in there if member.popen.poll() is not None]
             moving = self._now is not None or self._asked is not None
-            ready = {key.fileobj for key, _ in waits.select(_MOVING if moving else _LOOK)}
+            ready = {key.fileobj for key, _ in waits.select(0.0 if ended else _MOVING if moving else _LOOK)}
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 10)
         for member in there:
             # A process that it started may hold its socket open: then that never ends.
-            ended = member.popen.poll() is not None
-            open_ = member.pipe.fill() if member.socket in ready else not ended
+            open_ = member.pipe.fill() if member.socket in ready else member not in ended
             for kind, value in member.pipe.messages():
                 self._hear(member, kind, value)
             if not open_ and not member.gone:
