@@ -747,6 +747,29 @@ def test_the_loads_of_a_process_that_has_left_and_ended_count_on(last_of: Callab
     assert crew._loads.rows(Parts(1, {(0, 1): 0, (1, 1): 0})) == {(0, 1): 3, (1, 1): 1}
 
 
+def test_a_rescale_that_meets_the_end_of_the_run_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has ended all rescales, and not itself."""
+    passed, goes = threading.Event(), threading.Event()
+    end_all = Crew._end_all
+
+    def ends(crew: Crew) -> None:
+        end_all(crew)
+        passed.set()
+        assert goes.wait(60)
+
+    monkeypatch.setattr(Crew, "_end_all", ends)
+    crew = Crew("", [], 1, 1)
+    crew._closing = True
+    crew._thread.start()
+    try:
+        assert passed.wait(60)
+        with pytest.raises(EngineError, match="the run has ended, so its processes do not change any more"):
+            crew.rescale(2).wait(5)
+    finally:
+        goes.set()
+        crew.close()
+
+
 _INTERRUPTED = """
 import os, signal
 import pyarrow as pa

@@ -232,6 +232,8 @@ class Crew:
         self._process = os.getpid()
         #: Whether the run ends: what fails from now on fails because of that.
         self.ending = False
+        #: Whether the thread has ended all rescales, and looks at none any more.
+        self._over = False
         #: Why the run failed; how those ended, by process, of which nobody had heard that they had joined.
         self._cause: Exception | None = None
         self._early: dict[int, Exception] = {}
@@ -257,21 +259,22 @@ class Crew:
         Raises
         ------
         EngineError
-            When a rescale is under way.
+            When a rescale is under way, or the run has ended.
         ConfigError
             When this process may not open as many files.
         """
         if (more := processes - len(self.processes)) > 0:
             require_descriptors(more, f"processes={processes}")
         with self._changed:
+            # A forked child has no thread.
+            if self._over or not self._thread.is_alive():
+                raise _over()
             under_way = self._now or self._asked
             if under_way is not None:
                 raise EngineError(f"rescale({processes}): the run goes to {under_way.workers} processes just now")
             handle = LocalRescale(processes, len(self.processes), self._look_at, self._cancel)
             self._asked = handle
         self._ring()
-        if not self._thread.is_alive():
-            self._end_all()
         return handle
 
     @property
@@ -412,11 +415,11 @@ class Crew:
     def _look(self) -> None:
         """Wait for something, and take what children tell."""
         there = [member for member in self._members if not member.gone and member.ended is None]
+        # What a child has sent before its end is there by now.
+        ended = [member for member in there if member.popen.poll() is not None]
         with selectors.PollSelector() as waits:
             for sock in (self._woken, *(member.socket for member in there)):
                 waits.register(sock, selectors.EVENT_READ)
-        # What a child has sent before its end is there by now.
-        ended = [member for member in there if member.popen.poll() is not None]
             moving = self._now is not None or self._asked is not None
             ready = {key.fileobj for key, _ in waits.select(0.0 if ended else _MOVING if moving else _LOOK)}
         with contextlib.suppress(BlockingIOError):
@@ -657,6 +660,7 @@ class Crew:
         with self._changed:
             asked = [handle for handle in (self._now, self._asked) if handle is not None]
             self._now = self._asked = None
+            self._over = True
         for handle in asked:
             handle._over_with(0, _over())
 
