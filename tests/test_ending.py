@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
@@ -94,6 +95,31 @@ def test_what_is_registered_for_the_end_may_still_close_a_run(run: str) -> None:
         """
     done = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("earlier", ["", "weakref.finalize(Engine, print, 'ended')"])
+def test_an_engine_that_is_open_at_the_end_is_closed(earlier: str) -> None:
+    """Also where no finalizer was made before it: those of all objects run when the first one asked for that."""
+    path = Path(pk.__file__).parent / "spark" / "_engine" / "handles.py"
+    text = f"""
+        import os, runpy, weakref
+        # Alone: what else a package imports may have made finalizers.
+        handles = runpy.run_path({str(path)!r})
+        class Engine:
+            def close(self):
+                handles["remove"](self)
+                print("closed")
+        {earlier}
+        handles["add"](Engine())
+        gone = Engine()
+        handles["add"](gone)
+        handles["remove"](gone)
+        del gone
+        print("the end")
+        """
+    done = subprocess.run([sys.executable, "-c", dedent(text)], capture_output=True, text=True, timeout=100)
+    said = ["the end", "closed", *(["ended"] if earlier else [])]
+    assert (done.returncode, done.stdout.splitlines()) == (0, said), done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("run", ["flow.run(block)", "pk.ordered_map(slow, [1], mode='threads', workers=2)"])

@@ -68,7 +68,8 @@ def add(engine: Handle) -> None:
 
     # Before Python ends its threads.
     atexit.register(close)
-    weakref.finalize(engine, atexit.unregister, close)
+    # Not at the end of Python, where finalizers may run before `close`.
+    weakref.finalize(engine, atexit.unregister, close).atexit = False
 
 
 def remove(engine: Handle) -> None:
