@@ -60,6 +60,7 @@ class Commits:
         """What Spark knows of a query; ask during its batches, so that its checkpoint is known when it has ended."""
         with self._lock:
             if query_id not in self._facts:
+                # One in its first batch may not be the engine's yet: it asks again as soon as it is.
                 self._facts = {one: facts for one, facts in self._facts.items() if self._known(one)}
                 self._facts[query_id] = StreamFacts(self._spark, query_id)
             return self._facts[query_id]

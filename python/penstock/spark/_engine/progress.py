@@ -9,7 +9,6 @@ Invariant: a fact is never guessed from another. None always means "not known", 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -41,7 +40,6 @@ class StreamFacts:
     def __init__(self, session: Any, query_id: str) -> None:
         self._session = session
         self._query_id = query_id
-        self._lock = threading.Lock()
         #: Spark's own, of the last run that was seen.
         self._seen: Any = None
         #: Spark's table of the queries that run, and the key there: each name on the way to them is a call of the JVM.
@@ -193,17 +191,18 @@ class StreamFacts:
     def _execution(self) -> Any:
         """Of the present run, else of the last that was seen."""
         running = self._active()
-        with self._lock:
-            if running is not None:
-                self._seen = running
-            return self._seen
+        return self._seen if running is None else running
 
     def _active(self) -> Any:
+        """Of the present run, which is remembered; None without one."""
         if self._running is None:
             number = self._session.sparkContext._jvm.java.util.UUID.fromString(self._query_id)
             self._running = self._session._jsparkSession.sharedState().activeStreamingQueries(), number
         queries, number = self._running
-        return queries.get(number)
+        found = queries.get(number)
+        if found is not None:
+            self._seen = found
+        return found
 
 
 #: Of Spark's executions, 3.5 to 4.3; it has no accessor.
