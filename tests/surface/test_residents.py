@@ -25,6 +25,7 @@ from penstock.errors import EngineError
 from penstock.spark._engine import handles, residents
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.query import Query
 from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.startup import apart
 from penstock.spark._tasks.place import Secret
@@ -631,3 +632,30 @@ def test_an_engine_that_starts_closes_those_whose_context_has_ended(monkeypatch:
         assert handles.open_engines(second) == [engine] and first not in handles._OPEN
     second.stop()
     wait_for(lambda: not threads_of(first), what="the end of its threads")
+
+
+def test_a_query_whose_drop_was_interrupted_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that hangs at a member holds `drop` up for some seconds, in which Ctrl-C came."""
+    context = Whole(serves=True)
+    program, stream = SimpleNamespace(sources={}), SimpleNamespace()
+
+    def interrupted(*wait: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def started(engine: pk.Engine) -> Query:
+        assert engine._setup is not None
+        return engine._queries.of(engine._setup, program, "q", "people's", stream, None)  # type: ignore[arg-type]
+
+    with pk.Engine(context.session(), 1, name="drops") as engine:
+        first = started(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._hub, "wait_for", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                engine.drop("people's")
+        assert len(engine._queries) == 0
+        again = started(engine)
+        assert again is not first
+        with again._taking_turn(lambda: None):
+            pass
+        engine.drop("people's")
+    context.stop()

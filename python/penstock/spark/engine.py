@@ -644,12 +644,17 @@ class Engine:
         self._drop(found)
 
     def _drop(self, query: Query) -> None:
-        self._queries.drop(query, self._require_open)
-        self._ended.forget(query.id)
         assert self._recorder is not None
-        self._recorder.forget(query.name)
-        if self._journal is not None:
-            self._journal.forget(query.id, query.name)
+        try:
+            query.end(self._require_open)
+        finally:
+            # Also where the wait for its threads is interrupted: else it could not be started again.
+            if query.over:
+                self._queries.forget(query)
+                self._ended.forget(query.id)
+                self._recorder.forget(query.name)
+                if self._journal is not None:
+                    self._journal.forget(query.id, query.name)
 
     def _gone(self, query_id: str) -> None:
         """A Spark query has ended and cannot come back; what `finish` gave stays readable."""

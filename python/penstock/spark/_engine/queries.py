@@ -15,7 +15,7 @@ from penstock._storage import Storage, place, shown
 from penstock.errors import EngineError
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.program import Program
-from penstock.spark._engine.query import Check, Query, Setup
+from penstock.spark._engine.query import Query, Setup
 from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 
@@ -159,15 +159,8 @@ class Queries:
                 query=query_id,
             )
 
-    def drop(self, query: Query, check: Check) -> None:
-        """Forget a query, here and at the members.
-
-        Raises
-        ------
-        EngineError
-            When a batch of it runs.
-        """
-        query.end(check)
+    def forget(self, query: Query) -> None:
+        """A query is dropped: what is started with its id from now on is another one."""
         with self._lock:
             if self._held.get(query.id) is query:
                 del self._held[query.id], self._names[query.id]

@@ -275,6 +275,11 @@ class Query:
         return bool(self._facts("lost", False) or self._facts("finished", False))
 
     @property
+    def over(self) -> bool:
+        """Whether it was dropped."""
+        return self._over
+
+    @property
     def finished(self) -> bool:
         """Whether its final epoch has run."""
         return bool(self._facts("finished", False))
@@ -502,7 +507,7 @@ class Query:
         return {"Recut": {"Merge": {"ranges": [list(part) for part in chosen]}}}
 
     def end(self, check: Check) -> None:
-        """Forget everything, here and at the members; waits for their threads for a while.
+        """Forget everything, here and at the members; waits for their threads for a while, when it is `over`.
 
         Raises
         ------
