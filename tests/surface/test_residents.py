@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import logging
 import os
 import pickle
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from engine_support import NoThreads, refuses, wait_for
 from penstock.errors import EngineError
 from penstock.spark._engine import handles, residents
 from penstock.spark._engine.executor import Executor
-from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.hub import CHECK_S, Hub, Member
 from penstock.spark._engine.query import Query
 from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.startup import apart
@@ -557,6 +559,28 @@ def test_a_member_that_does_not_fit_is_sent_away_until_one_does(
     [line] = [record for record in caplog.records if getattr(record, "event", "") == "member sent away"]
     assert line.levelname == "ERROR" and line.member == judged[0] and "0.0.9" in line.reason  # type: ignore[attr-defined]
     assert line.members == 0, "nobody serves meanwhile"  # type: ignore[attr-defined]
+
+
+def test_a_wait_asks_whether_it_has_a_reason_no_more_often_for_members_that_answer(engine: Engine) -> None:
+    """A check may ask the JVM, several times."""
+    asked, looks, over = [time.monotonic()], itertools.count(), threading.Event()
+
+    def wake() -> None:
+        while not over.wait(0.001):
+            engine.hub.wake()
+
+    wakes = threading.Thread(target=wake)
+    wakes.start()
+    try:
+        engine.hub.wait_for(lambda: next(looks) > 20 and len(asked) > 3, lambda: asked.append(time.monotonic()))
+    finally:
+        over.set()
+        wakes.join()
+    assert min(later - earlier for earlier, later in itertools.pairwise(asked)) >= CHECK_S
+    # Nor does one go unasked that is asked for again and again.
+    del asked[:]
+    assert not engine.hub.wait_for(lambda: False, lambda: asked.append(0.0), CHECK_S / 4)
+    assert len(asked) == 1
 
 
 class Whole(Context):

@@ -242,7 +242,7 @@ class Hub:
         calls : iterable of Call
             What to wait for.
         check : callable, optional
-            Called at least every 100 ms, outside the lock; what it raises ends the wait.
+            Called every 100 ms and at the timeout, outside the lock; what it raises ends the wait.
         timeout : float, optional
             Seconds.
 
@@ -258,20 +258,25 @@ class Hub:
         self, predicate: Callable[[], bool], check: Callable[[], None] | None = None, timeout: float | None = None
     ) -> bool:
         """Wait until a predicate over members and calls holds; see `wait`."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        now = time.monotonic()
+        deadline = None if timeout is None else now + timeout
+        due = now + CHECK_S
         with plain_interrupts():
             while True:
                 with self._changed:
                     if predicate():
                         return True
-                    left = CHECK_S if deadline is None else min(CHECK_S, deadline - time.monotonic())
-                    if left <= 0:
+                    if deadline is not None and time.monotonic() >= deadline:
                         return False
-                    self._changed.wait(left)
+                    until = due if deadline is None else min(due, deadline)
+                    self._changed.wait(max(0.0, until - time.monotonic()))
                     if predicate():
                         return True
-                if check is not None:
-                    check()
+                # Whatever members answer wakes who waits, and a check may ask the JVM.
+                if time.monotonic() >= until:
+                    if check is not None:
+                        check()
+                    due = time.monotonic() + CHECK_S
 
     def wake(self) -> None:
         """Let all waits look at the world again."""
