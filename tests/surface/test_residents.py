@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
@@ -25,6 +26,7 @@ import penstock as pk
 from engine_support import NoThreads, refuses, wait_for
 from penstock.errors import EngineError
 from penstock.spark._engine import handles, residents
+from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import CHECK_S, Hub, Member
 from penstock.spark._engine.query import Query
@@ -559,6 +561,46 @@ def test_a_member_that_does_not_fit_is_sent_away_until_one_does(
     [line] = [record for record in caplog.records if getattr(record, "event", "") == "member sent away"]
     assert line.levelname == "ERROR" and line.member == judged[0] and "0.0.9" in line.reason  # type: ignore[attr-defined]
     assert line.members == 0, "nobody serves meanwhile"  # type: ignore[attr-defined]
+
+
+def test_who_is_there_and_loads_functions_is_not_told_as_one_that_has_no_slot(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    loaded: list[Callable[[], None]] = []
+    monkeypatch.setattr(engine.residents, "_prepare", lambda member, then: loaded.append(then))
+    monkeypatch.setattr(engine.residents, "_loads", lambda member: ["bids", "words"])
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    wait_for(lambda: loaded, what="the second resident loads")
+    member = engine.joined[-1]
+    monkeypatch.setattr(engine.residents._seats[1], "since", 1.0)  # its job was submitted long ago
+    who = re.escape(f"process {member.pid} on {member.host}")
+    told = rf"resident 1 \({who} is there, and has been loading the functions of bids, words for \d+ s\)"
+    assert re.fullmatch(told, engine.residents.missing())
+    [line] = [vars(record) for record in caplog.records if getattr(record, "event", "") == "member loads"]
+    assert (line["resident"], line["member"], line["reason"]) == (1, member.id, "the functions of bids, words")
+    loaded[0]()
+    wait_for(lambda: engine.residents.complete, what="it is there")
+    assert engine.residents.missing() == ""
+
+
+def test_a_member_loads_functions_until_it_has_all() -> None:
+    hooks: list[Any] = []
+    hub: Any = SimpleNamespace(
+        call=lambda member, asked, functions, hook: hooks.append(hook), listen=lambda **listeners: None
+    )
+    programs: Any = {"a": SimpleNamespace(plan="{}", calls=b""), "b": SimpleNamespace(plan="{}", calls=b"")}
+    executor: Any = SimpleNamespace(perform=lambda **acts: None)
+    nobody: Any = None
+    calls = Calls(hub, executor, nobody, lambda: programs, nobody, nobody, 8, 1)
+    member, there = Member(1, 0, "host/1/7", "127.0.0.1:5", 9, {}), list[Member]()
+    assert calls.loading(member) == []
+    calls.prepare(member, lambda: there.append(member))
+    assert calls.loading(member) == ["a", "b"]
+    hooks[0](None)
+    assert calls.loading(member) == ["b"] and not there
+    hooks[1](None)
+    assert calls.loading(member) == [] and there == [member]
 
 
 def test_a_wait_asks_whether_it_has_a_reason_no_more_often_for_members_that_answer(engine: Engine) -> None:

@@ -431,6 +431,7 @@ class Engine:
             self._staging_folders,
             self._recorder.change,
             lambda member, then: calls.prepare(member, then),
+            lambda member: [queries.name_of(query) or query for query in calls.loading(member)],
         )
         queries = self._queries
         calls = Calls(

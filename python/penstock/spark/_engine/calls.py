@@ -10,6 +10,7 @@ along, which take a new process half a second where no batch waits for it, and a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -62,6 +63,8 @@ class Calls:
         self._checkpoint = checkpoint
         self._heard = heard
         self._pace = {"window": window, "slice_rows": slice_rows}
+        #: Whose functions a member has still to load before it is there, by its id.
+        self._loading: dict[int, list[str]] = {}
         executor.perform(Call=self._send)
         hub.listen(lost=self._lost, message=self._hear)
 
@@ -75,14 +78,21 @@ class Calls:
             then()
             return
         settled = itertools.count(1)
+        loading = self._loading[member.id] = list(programs)
 
-        def take(call: Call) -> None:
+        def take(query: str, call: Call) -> None:
+            loading.remove(query)
             if next(settled) == len(programs):
+                del self._loading[member.id]
                 then()
 
         for query, program in programs.items():
             asked = {"do": "load", "query": query, "plan": json.loads(program.plan)}
-            self._hub.call(member, asked, program.calls, take)
+            self._hub.call(member, asked, program.calls, functools.partial(take, query))
+
+    def loading(self, member: Member) -> list[str]:
+        """The queries whose functions a member has still to load before it is there, by their ids."""
+        return list(self._loading.get(member.id, ()))
 
     def _send(self, facts: Mapping[str, Any]) -> None:
         ticket, query, request = facts["ticket"], facts["query"], facts["request"]

@@ -54,6 +54,8 @@ class Member:
         Why it is gone.
     dismissed : bool
         Whether the driver told it to go.
+    joined : float
+        When it came, of `time.monotonic`.
     """
 
     id: int
@@ -65,6 +67,7 @@ class Member:
     lost: str | None = None
     dismissed: bool = False
     process: Mapping[str, Any] = field(default_factory=dict)
+    joined: float = field(default_factory=time.monotonic)
 
     @property
     def hung(self) -> bool:

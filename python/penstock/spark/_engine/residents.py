@@ -260,6 +260,8 @@ class Residents:
         Hears of members that were lost, when somebody else serves.
     prepare : callable, optional
         ``prepare(member, then)``: lets a member that has come make ready, then calls `then`: from then on it is there.
+    loads : callable, optional
+        What people call the queries whose functions such a member has still to load.
     """
 
     def __init__(
@@ -274,6 +276,7 @@ class Residents:
         staging_folders: tuple[str, ...] = (),
         changed: Callable[[Change], None] = lambda change: None,
         prepare: Callable[[Member, Callable[[], None]], None] = lambda member, then: then(),
+        loads: Callable[[Member], Sequence[str]] = lambda member: (),
     ) -> None:
         self._sc = sc
         self._silence = silence
@@ -282,6 +285,7 @@ class Residents:
         self._executor = executor
         self._changed = changed
         self._prepare = prepare
+        self._loads = loads
         self._secret = secret
         self._name = name
         self._closing = threading.Event()
@@ -329,10 +333,13 @@ class Residents:
 
     def missing(self) -> str:
         """What is missing, for people; empty when nothing is."""
+        there = {member.slot: member for member in self._hub.members()}
         parts = []
         for seat in self._all():
             if not self._alive(seat):
-                parts.append(f"resident {seat.slot}{_why(seat)}")
+                member = there.get(seat.slot)
+                came = "" if member is None else _coming(member, self._loads(member))
+                parts.append(f"resident {seat.slot}{_why(seat, came)}")
         return ", ".join(parts)
 
     def wait(self, check: Callable[[], None] | None, timeout: float) -> bool:
@@ -478,6 +485,8 @@ class Residents:
             self._executor.post({"MemberUp": told}, first=lambda effects: self._seated(member, effects))
 
         self._prepare(member, come)
+        if loads := self._loads(member):
+            self._tell(logging.INFO, "member loads", member.slot, member, reason=f"the functions of {', '.join(loads)}")
 
     def _is_beside(self, member: Member) -> bool:
         """Whether a member belongs to a second attempt, whose return would end the one that serves."""
@@ -590,10 +599,17 @@ class Residents:
         tell(log, level, event, engine=self._name, **about, **facts)
 
 
-def _why(seat: _Resident) -> str:
-    """What is known of somebody who is missing: Spark has had no slot for its job, or its last one ended."""
+def _coming(member: Member, loads: Sequence[str]) -> str:
+    """What a member does that has come and is not there yet."""
+    there = f"process {member.pid} on {member.host} is there"
+    waited = time.monotonic() - member.joined
+    return f"{there}, and has been loading the functions of {', '.join(loads)} for {waited:.0f} s" if loads else there
+
+
+def _why(seat: _Resident, came: str) -> str:
+    """What is known of who is missing: that it came, or for how long Spark had no slot; and why the last one ended."""
     waited = time.monotonic() - seat.since if seat.since else 0.0
-    parts = [f"no task slot for {waited:.0f} s"] if waited >= 1.0 else []
+    parts = [came] if came else [f"no task slot for {waited:.0f} s"] if waited >= 1.0 else []
     parts += [f"last one: {seat.last}"] if seat.last else []
     return f" ({', '.join(parts)})" if parts else ""
 
