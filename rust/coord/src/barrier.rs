@@ -85,13 +85,15 @@ impl Barrier {
     }
 
     fn meet(&mut self, worker: &mut Worker, limit: Option<Duration>) -> Result<u64, CoordError> {
-        self.check(worker)?;
         let round = match self.interrupted.take() {
             Some(round) => round,
-            None => self.advance(),
+            None => {
+                self.check(worker)?;
+                self.advance()
+            }
         };
         let outcome = self.wait_for(worker, round, limit);
-        if matches!(outcome, Err(CoordError::Timeout { .. })) {
+        if matches!(outcome, Err(CoordError::Timeout { .. } | CoordError::OtherWorker { .. })) {
             self.interrupted = Some(round);
         }
         outcome.map(|()| round)
@@ -115,11 +117,15 @@ impl Barrier {
     /// # Errors
     /// As [`Barrier::wait_timeout`], and [`CoordError::NotArrived`] for a round that would never come.
     pub fn wait_for(&self, worker: &mut Worker, round: u64, limit: Option<Duration>) -> Result<(), CoordError> {
+        // A leaver may still reach the round after it has handed over its input, not after its dataflow was dropped.
+        let reached = round <= self.round() && self.reached(round);
+        if reached && worker.index() == self.owner {
+            return Ok(());
+        }
         self.check(worker)?;
         if round > self.round() {
             return Err(CoordError::NotArrived { asked: round, arrived: self.round() });
         }
-        // A leaver may still reach the round after it has handed over its input, not after its dataflow was dropped.
         let dropped = || self.input.has_ended() && !self.input.is_void();
         match worker.step_until(limit, || self.reached(round) || dropped())? {
             _ if self.reached(round) => Ok(()),

@@ -61,13 +61,11 @@ def ending_at_loss(session: SparkSession, hub: Hub, members: Collection[int]) ->
                     return
 
     watcher = threading.Thread(target=watch, name="penstock-cutoff", daemon=True)
+    sc.addJobTag(tag)
     try:
         watcher.start()
     except RuntimeError as error:
         log.debug("a sink is not watched: %s", error)  # it fails all the same, when Spark has tried often enough
-        yield
-        return
-    sc.addJobTag(tag)
     try:
         yield
     except Exception as error:
@@ -77,7 +75,8 @@ def ending_at_loss(session: SparkSession, hub: Hub, members: Collection[int]) ->
     finally:
         over.set()
         hub.wake()
-        watcher.join()
+        if watcher.is_alive():
+            watcher.join()
         with contextlib.suppress(Exception):  # the context may have ended meanwhile
             sc.removeJobTag(tag)
 

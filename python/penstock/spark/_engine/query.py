@@ -518,6 +518,8 @@ class Query:
         if not self._turn.acquire(blocking=False):
             raise busy
         try:
+            # One of before that was interrupted may have its end by now.
+            self._dropped = None
             self._executor.ask({"Drop": {"query": self.id}})
             if self._dropped is not None and "Err" in self._dropped["outcome"]:
                 self._dropped = None

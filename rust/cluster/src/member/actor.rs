@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
 use penstock_engine::{
@@ -437,8 +437,9 @@ impl<H: Host> Actor<H> {
         let Begin { call, ask, attachment } =
             begin.ok_or_else(|| Failure::new("internal", "a start that nobody sent"))?;
         let launch = ask.launch(start).map_err(|what| Failure::new("protocol", what))?;
+        let began = Instant::now();
         let program = self.core.program(&self.query.name, &ask.plan, &attachment)?;
-        let mesh = match generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers) {
+        let mesh = match generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers, began) {
             Ok(mesh) => mesh,
             Err(failure) => {
                 // It may have loaded for longer than a peer waits: the next start is in time.

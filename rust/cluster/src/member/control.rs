@@ -217,7 +217,7 @@ impl<H: Host> ControlLoop<H> {
     /// Answers requests for figures that are complete or have waited long enough, and forgets connections that have.
     pub(super) fn settle(&mut self) {
         let now = Instant::now();
-        self.core.lobby.expire(self.core.limits.mesh_time);
+        self.core.lobby.expire(self.core.limits.parked());
         let ready = self.gathers.extract_if(.., |g| g.waiting.is_empty() || g.deadline <= now);
         for mut gather in ready.collect::<Vec<_>>() {
             for query in std::mem::take(&mut gather.waiting) {

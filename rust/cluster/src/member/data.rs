@@ -250,7 +250,7 @@ fn mesh<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<
     let MeshContext { query, stamp, from, .. } = context;
     let generation = stamp.generation;
     // A lobby that is full drops the connection: its dialler sees a lost peer.
-    let _ = core.lobby.offer((query.clone(), generation, from), stream, core.limits.mesh_time);
+    let _ = core.lobby.offer((query.clone(), generation, from), stream, core.limits.parked());
     if core.query(&query).is_ok_and(|query| query.admit(generation).is_err()) {
         // The generation ended between the question and the offer.
         core.lobby.wake(&query, generation);

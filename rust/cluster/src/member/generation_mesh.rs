@@ -7,7 +7,7 @@
 //! it has loaded the user's functions. Where that takes so much longer than elsewhere that nobody waits any more, it costs a try: what it
 //! has loaded serves the next start, which is in time.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::core::{Core, Query};
 use crate::error::{ClusterError, Failure};
@@ -15,7 +15,12 @@ use crate::host::{Host, Launch};
 use crate::message::{MESH_SCOPE, MeshContext, Peer};
 use crate::session::{Limits, Session, Stream};
 
+/// What is left for meeting the others however long this one has loaded.
+const LEAST: Duration = Duration::from_secs(5);
+
 /// One connection to every other process, None in our own place.
+///
+/// `began` is when this one was asked to begin, before it has loaded functions.
 ///
 /// # Errors
 /// `peer_lost` when a process cannot be reached or does not come in time; `stale_generation` when
@@ -25,8 +30,10 @@ pub(super) fn connect<H: Host>(
     query: &Query<H>,
     launch: &Launch,
     peers: &[Peer],
+    began: Instant,
 ) -> Result<Vec<Option<Stream>>, Failure> {
-    let deadline = Instant::now() + core.limits.mesh_time;
+    // Others count from when they had loaded, and the next try is for who is late: no need to wait as long once more.
+    let deadline = (began + core.limits.mesh_time).max(Instant::now() + LEAST.min(core.limits.mesh_time));
     let generation = launch.stamp.generation;
     let mut mesh: Vec<Option<Stream>> = peers.iter().map(|_| None).collect();
     for (process, peer) in peers.iter().enumerate().skip(launch.process + 1) {

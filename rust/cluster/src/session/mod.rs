@@ -101,6 +101,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// How long a connection may wait for its generation to begin: whoever dialled gives it up then, and what is taken later is dead.
+    pub(crate) fn parked(&self) -> Duration {
+        self.mesh_time.min(self.silence * 3 / 2)
+    }
+
     /// The defaults for members that are given up when they are silent for so long: nothing waits longer for one of them, but for functions
     /// that load.
     #[must_use]

@@ -708,7 +708,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     assert_eq!(
         [1, 60, 600].map(mesh_time),
         [30, 90, 900],
-        "as long as links wait for a word, which functions load before"
+        "as long as links wait for a word, and time to load functions in"
     );
     let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();

@@ -123,6 +123,27 @@ fn who_leaves_does_not_wait_for_a_round_for_ever() {
     assert_eq!(rounds, [1, 0]);
 }
 
+/// Also where it has handed over what it would need for another one.
+#[test]
+fn a_leaver_has_reached_what_all_have_reached() {
+    let run = execute_joinable(2, |worker: &mut Worker| {
+        let mut barrier = Barrier::new(worker);
+        worker.bootstrap()?;
+        let round = barrier.advance();
+        barrier.wait_for(worker, round, None)?;
+        if worker.index() == 0 {
+            worker.start_leaving()?;
+            while barrier.usable().is_ok() && !worker.has_left() {
+                worker.step_or_park(None)?;
+            }
+        }
+        barrier.wait_for(worker, round, None)?;
+        Ok::<_, BoxError>(round)
+    });
+    let rounds: Vec<u64> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    assert_eq!(rounds, [1, 1]);
+}
+
 /// One order for all: what a joiner reads is the end of what the others read, what a leaver reads its beginning, and nothing that was pushed is missing.
 #[test]
 fn a_joiner_reads_on_where_its_peer_stood() {

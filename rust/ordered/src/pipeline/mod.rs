@@ -168,9 +168,12 @@ struct Egress<P, E> {
 }
 
 impl<P, E> Egress<P, E> {
-    fn end(&mut self) {
-        self.ended = true;
-        self.last.clear();
+    /// Ends; what is left is dropped once nothing is locked, since what a payload does at its end may pull.
+    fn end(mut egress: MutexGuard<'_, Self>) {
+        egress.ended = true;
+        let last = std::mem::take(&mut egress.last);
+        drop(egress);
+        drop(last);
     }
 }
 
@@ -366,30 +369,32 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             return Some(Pulled::End);
         }
         if let Some(why) = hub.broken() {
-            egress.end();
+            Egress::end(egress);
             let number = self.pulled.load(Ordering::Relaxed);
             return Some(Pulled::Error { number, error: Fault::Broken { why: why.to_owned() } });
         }
         if hub.stops() {
-            egress.end();
+            Egress::end(egress);
             return Some(Pulled::End);
         }
         if let Some(Envelope { label: Label { number, share, entered, work_ns, .. }, content }) = hub.take() {
             // Workers drop what waits, behind the stop, and may have dropped what was before this.
             if hub.stops() {
+                drop(egress);
+                drop(content);
                 hub.gate.leave(share);
                 return None;
             }
             let Content::Data(outcome) = content else { unreachable!("only a partitioned operator gets parts") };
             self.leaves(share, Lane::Workers, entered, Some(work_ns));
-            return Some(self.hand_over(&mut egress, number, outcome.into_inner()));
+            return Some(self.hand_over(egress, number, outcome.into_inner()));
         }
         let waiting = lock(&self.ingress).backlog.pop_front();
         if let Some((number, share, payload)) = waiting {
             let (outcome, work_ns) = self.run(number, payload.into_inner());
             self.leaves(share, Lane::Caller, share.items, work_ns);
             self.inline.fetch_add(1, Ordering::Relaxed);
-            return Some(self.hand_over(&mut egress, number, outcome));
+            return Some(self.hand_over(egress, number, outcome));
         }
         // In this order: what was dropped behind the stop has left, too.
         if !self.is_over() || hub.stops() {
@@ -398,11 +403,17 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         if !egress.finished {
             egress.finished = true;
             self.finish(&mut egress);
+            if hub.stops() {
+                // Who stopped it meanwhile could not drop what operators gave at their end.
+                Egress::end(egress);
+                return Some(Pulled::End);
+            }
         }
         match egress.last.pop_front() {
-            Some((number, outcome)) => Some(self.hand_over(&mut egress, number, outcome.into_inner())),
+            Some((number, outcome)) => Some(self.hand_over(egress, number, outcome.into_inner())),
             None => {
                 egress.ended = true;
+                hub.stop();
                 Some(Pulled::End)
             }
         }
@@ -456,12 +467,12 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
     }
 
-    fn hand_over(&self, egress: &mut Egress<P, E>, number: u64, outcome: Outcome<P, E>) -> Pulled<P, E> {
+    fn hand_over(&self, egress: MutexGuard<'_, Egress<P, E>>, number: u64, outcome: Outcome<P, E>) -> Pulled<P, E> {
         match outcome {
             Ok(payload) => Pulled::Output { number, payload },
             Err(error) => {
                 if self.options.on_error == OnError::Stop {
-                    egress.end();
+                    Egress::end(egress);
                     self.abort();
                 }
                 Pulled::Error { number, error }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use penstock_ordered::pipeline::{
@@ -697,6 +697,54 @@ fn what_waits_on_the_thread_that_pulls_is_dropped_behind_an_abort() {
     pipeline.abort();
     assert!(is_empty(&pipeline, &token));
     assert!(matches!(pipeline.pull(LONG), Pulled::End));
+}
+
+#[test]
+fn what_operators_give_at_their_end_is_dropped_where_it_is_aborted_meanwhile() {
+    /// Gives its token at the end, once it may.
+    struct Late(Option<Live>, mpsc::Sender<()>, mpsc::Receiver<()>);
+    impl Stateful<Live, Bad> for Late {
+        fn operate(&mut self, _: Turn, live: Live) -> Result<Live, Bad> {
+            Ok(live)
+        }
+
+        fn finishes(&self) -> bool {
+            true
+        }
+
+        fn finish(&mut self, _: Turn) -> Result<Option<Live>, Bad> {
+            self.1.send(()).expect("the test waits");
+            self.2.recv().expect("the test goes on");
+            Ok(self.0.take())
+        }
+    }
+    let ((begun, begins), (go, goes), token) = (mpsc::channel(), mpsc::channel(), Arc::new(()));
+    let late = Late(Some(Live(Arc::clone(&token))), begun, goes);
+    let pipeline = Builder::new().stateful_operator("late", late).build(parallel(2, 4)).expect("good options");
+    pipeline.close();
+    std::thread::scope(|scope| {
+        let pulls = scope.spawn(|| pipeline.pull(LONG));
+        begins.recv().expect("it finishes");
+        pipeline.abort();
+        pipeline.join();
+        go.send(()).expect("it waits");
+        assert!(matches!(pulls.join().expect("no panic"), Pulled::End));
+    });
+    assert!(is_empty(&pipeline, &token), "{:#?}", pipeline.stats());
+}
+
+#[test]
+fn behind_a_close_workers_end_when_all_has_come_out() {
+    let pipeline = Builder::new().stateful_operator("count", Count(0)).build(parallel(2, 4)).expect("good options");
+    pipeline.push_wait(Batch::of([0]), LONG).expect("there is room");
+    pipeline.close();
+    let came = std::iter::from_fn(|| match pipeline.pull(LONG) {
+        Pulled::Output { number, .. } => Some(number),
+        Pulled::End => None,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(came.min(), Some(0));
+    pipeline.join();
 }
 
 /// Parts that were dropped are never missed by a merge.

@@ -42,8 +42,8 @@ impl<T: Time> Ports<T> {
     }
 
     fn frontier(&self, input: usize) -> PyResult<Vec<T>> {
-        let frontiers = self.frontiers.borrow();
-        frontiers.get(input).cloned().ok_or_else(|| self.missing(input))
+        let found = self.frontiers.borrow().get(input).cloned();
+        found.ok_or_else(|| self.missing(input))
     }
 
     fn missing(&self, input: usize) -> PyErr {
