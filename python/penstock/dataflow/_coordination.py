@@ -217,8 +217,8 @@ class Sequencer(Generic[X]):
             When it cannot be pickled.
         ClosedError
             After `close`, and in the logic of an operator when the program has ended. At a worker that leaves
-            (`Worker.leave`) from the step on behind that in which the last came for it: in logic that waits for a time
-            which others have yet to end, or leaves some of its input for its next run; what was pushed before is sent.
+            (`Worker.leave`) once nothing can come for it any more and its operators have read what has: in logic that
+            waits for a time which others have yet to end; what was pushed before is sent.
             At a worker that joined when its peer had closed its own; what it pushed before `Worker.bootstrap` stops the
             run then.
 

@@ -11,8 +11,8 @@
 //! capabilities that are good for no output. What a joiner is granted are capabilities of outputs that somebody *claims*, which inputs do, at the
 //! times at which its server holds them; that is the worker that led when it was admitted, unless that one leaves. Of the others nothing is granted, since an operator that was built without could do nothing with it.
 //! So who leaves has to work off what its operators hold, and hands over what its inputs hold. What was *announced* for an input is sent before: a
-//! leaver for which nothing can come any more *retires*, so that nothing more is announced, and hands over when all that was is sent. So operators that would
-//! announce something in every step do not keep it.
+//! leaver for which nothing can come any more, and whose operators have read what has, *retires*, so that nothing more is announced, and hands over when all that
+//! was is sent. Operators that have something to do in every step do not keep it: they get a thousand.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

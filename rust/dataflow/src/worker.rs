@@ -38,6 +38,8 @@ pub struct Worker {
     turns: u64,
     /// How many workers had left when the dataflows were last checked for what those had not built.
     known_left: Option<usize>,
+    /// Steps of a leaver for which nothing can come any more.
+    lingered: u32,
     /// Looks into the mailbox before the next park.
     looks: Cell<u32>,
     most_looks: u32,
@@ -50,6 +52,8 @@ const MOST_LOOKS: u32 = 128;
 const LEAST_LOOKS: u32 = 4;
 /// How often [`Worker::step_until`] looks between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// Steps that a leaver takes for what its operators still read, once nothing can come for them any more. Some have something to do in every step.
+const LINGERS: u32 = 1_000;
 /// How often a joiner looks at the clock, and who lets it in.
 const JOIN_TICK: Duration = Duration::from_millis(100);
 
@@ -66,6 +70,7 @@ impl Worker {
             built: 0,
             turns: 0,
             known_left: None,
+            lingered: 0,
             looks: Cell::new(most_looks),
             most_looks,
             patience: Patience::new(),
@@ -367,7 +372,10 @@ impl Worker {
             return;
         }
         let mut done = false;
-        if membership.stage() == Stage::Leaving && membership.retire() {
+        let works = self.dataflows.iter().any(Dataflow::has_work);
+        self.lingered = self.lingered.saturating_add(1);
+        let retires = membership.stage() == Stage::Leaving && (!works || self.lingered > LINGERS);
+        if retires && membership.retire() {
             self.core.tend(|member, books| {
                 done = member.bequeath(books)?;
                 Ok(())
@@ -376,10 +384,7 @@ impl Worker {
                 membership.set_stage(Stage::Draining);
             }
         }
-        if membership.stage() == Stage::Draining
-            && !self.dataflows.iter().any(Dataflow::has_work)
-            && membership.is_worked_off()
-        {
+        if membership.stage() == Stage::Draining && !works && membership.is_worked_off() {
             self.core.tend(|member, books| {
                 done = member.drained(books)?;
                 Ok(())

@@ -231,7 +231,7 @@ fn pushing(flow: impl Fn(&mut Worker, Pusher<u64>, Outcome) -> InputHandle<u64, 
 /// The first one leaves, the other one does `each` between two steps of theirs, and reads all that was pushed.
 fn leave_and_read(mut workers: Vec<Pushing>, mut each: impl FnMut(&mut Pushing)) -> (Vec<u64>, Option<CoordError>) {
     workers[0].worker.start_leaving().unwrap();
-    for _ in 0..1_000 {
+    for _ in 0..2_000 {
         each(&mut workers[1]);
         workers[1].worker.step().unwrap();
         workers[0].worker.step().unwrap();
@@ -266,6 +266,41 @@ fn what_logic_pushes_while_its_worker_leaves_is_read() {
         if peer.worker.peers() == 2 {
             peer.input.send(vec![sent]);
             sent += 1;
+        }
+    });
+    assert!(sent > 0 && refused.is_none(), "{refused:?}");
+    assert_eq!(read, (0..sent).collect::<Vec<_>>());
+}
+
+/// The same where it reads a block a run, and has some left when nothing comes any more.
+#[test]
+fn what_logic_pushes_that_reads_a_block_a_run_is_read() {
+    let workers = pushing(|worker, pusher, outcome| {
+        let leaves = worker.index() == 0;
+        worker.dataflow("flow", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "slow");
+            let mut blocks = builder.input(&stream.exchange_by(|_| 0), Pipeline);
+            let again = builder.activator();
+            builder.build(|_| {
+                move |_| {
+                    if let Some((_, block)) = blocks.next() {
+                        block.iter().filter(|_| leaves).for_each(|number| assert!(push(&pusher, *number, &outcome)));
+                        again.activate();
+                    }
+                    Ok(())
+                }
+            });
+            input
+        })
+    });
+    let mut sent = 0;
+    let (read, refused) = leave_and_read(workers, |peer| {
+        for _ in 0..3 {
+            if peer.worker.peers() == 2 {
+                peer.input.send(vec![sent]);
+                sent += 1;
+            }
         }
     });
     assert!(sent > 0 && refused.is_none(), "{refused:?}");
