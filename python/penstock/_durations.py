@@ -19,6 +19,7 @@ import math
 import re
 import threading
 from datetime import timedelta
+from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
 from typing import Any, overload
@@ -323,7 +324,7 @@ def _read(value: Duration, name: str) -> int:
         raise ConfigError(f"{name} {value!r} is a {type(value).__name__}; {_EXAMPLES}")
     text = value.strip()
     negative = text.startswith("-")
-    # Exact whatever the context of decimals, which is the caller's.
+    # Exact whatever the context of decimals, which is the caller's: that is for what is calculated with them.
     total = Fraction(0)
     position = 1 if negative else 0
     if position == len(text):
@@ -342,7 +343,7 @@ def _read(value: Duration, name: str) -> int:
                 f"{name} {value!r} has the unknown unit {unit!r}; the units are us, ms, s, m or min, h, d, w and their"
                 " English words (a month has no fixed length)"
             )
-        total += Fraction(part.group(1)) * known_us
+        total += Fraction(Decimal(part.group(1))) * known_us  # of any number of digits, as `int` of a text is not
         position = part.end()
     if total.denominator != 1:
         raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")
