@@ -26,6 +26,7 @@ fn seeds(count: u64, name: &str, milestones: &[&str]) -> Vec<World> {
 fn sequence_01_state_output_and_manifest_are_of_one_attempt() {
     let worlds = sequence("1 one attempt", &["crash", "loaded"]);
     assert!(worlds.iter().any(|world| world.times("sink called") > 5), "some sink is called again");
+    assert!(worlds.iter().all(|world| world.times("restarted") == 0), "by the engine itself");
     sequence("1 one attempt again", &["stopped", "loaded"]);
 }
 
@@ -61,7 +62,7 @@ fn sequence_05_members_come_and_go_between_the_request_and_the_mark() {
 fn sequence_05_functions_are_edited_while_workers_begin() {
     let worlds: Vec<World> =
         (0..40).map(|seed| World::new(runs::sequence("5 edited while workers begin", seed)).run()).collect();
-    let violated = worlds.iter().find_map(runs::finished);
+    let violated = worlds.iter().find_map(|world| Some((world.scenario.seed, runs::finished(world)?)));
     assert_eq!(violated, None);
     assert!(worlds.iter().filter(|world| world.times("edited") > 0).count() > 5);
 }
@@ -200,18 +201,30 @@ fn members_that_lose_each_other_begin_again() {
     sequence("members lose each other", &["group started"]);
 }
 
+/// Random schedules that are tried when nobody names others.
+const USUAL: u64 = 300;
+/// What they are for, what strikes and what comes of it: each of it happens in one of so many at least.
+const SCHEDULED: [&str; 2] = [
+    "crash, executor gone, silent, draining, no slots, mesh cut, driver gone, second engine, store refused, manifest torn, task died, \
+     sink raised, stopped, dropped, edited, put back, planned anew, moving, splitting, merging, rescaling",
+    "loaded, moved, cut off, rescaled, drained, merged, rests, finished again, ended again, abandoned, held, fenced, store failed, \
+     sink failed, state lost",
+];
+
 /// Random schedules: one part of the seeds, so that parts run at once.
 fn schedules(part: u64) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let seeds = match number("PENSTOCK_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("PENSTOCK_SEEDS").unwrap_or(300),
+        None => 0..number("PENSTOCK_SEEDS").unwrap_or(USUAL),
     };
+    let all = seeds.end - seeds.start >= USUAL;
     let mine = seeds.filter(|seed| seed % 2 == part);
     // A broken invariant of the machines counts as well, and is to be replayed like the rest.
     let ran = |seed| std::panic::catch_unwind(|| runs::random(seed)).unwrap_or_else(|_| Some("it panics".to_owned()));
     let failed: Vec<(u64, String)> = mine.filter_map(|seed| Some((seed, ran(seed)?))).collect();
-    println!("{:?}", runs::SEEN.take());
+    let seen = runs::SEEN.take();
+    println!("{seen:?}");
     for (seed, violation) in &failed {
         println!("seed {seed}: {violation}");
     }
@@ -219,6 +232,9 @@ fn schedules(part: u64) {
         let (name, count) = (["even_schedules", "odd_schedules"][part as usize], failed.len());
         panic!("{count} seeds fail, the first is {seed}: {violation}\nreplay: {}", replay(name, *seed));
     }
+    let scheduled = SCHEDULED.iter().flat_map(|some| some.split(", "));
+    let missed: Vec<&str> = scheduled.filter(|what| !seen.contains_key(*what)).collect();
+    assert!(!all || missed.is_empty(), "in no run: {missed:?}");
 }
 
 /// What runs one seed again, and shows what happens.

@@ -237,7 +237,9 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
         }
         "a member dies with its rows" => {
             scenario.workers = 1 + (seed % 2) as u32;
-            vec![at("staged", batch, crash)]
+            // Before they come, or after.
+            let when = if seed % 4 < 2 { "staged" } else { "feed asked" };
+            vec![at(when, batch, crash)]
         }
         "migrations are cut off" => (1..4)
             .flat_map(|one| [at("fed", one, Fault::MigrateAll), at("epoch done", 3 * one, Fault::CutMesh)])

@@ -294,6 +294,7 @@ impl World {
                 self.check_handles(driver);
             }
         }
+        self.check_restarts();
         self.done = true;
     }
 }

@@ -133,6 +133,7 @@ impl World {
 
     pub fn happen(&mut self, fault: Fault) {
         self.note(|| format!("FAULT {fault:?}"));
+        self.only_mended &= fault.is_mended();
         match fault {
             Fault::CrashMember(which) => {
                 let alive: Vec<MemberId> = self.processes.keys().copied().collect();
@@ -200,6 +201,7 @@ impl World {
             }
             Fault::CrashDriver => {
                 if let Some(driver) = self.live_driver() {
+                    self.reached("driver gone");
                     self.crash_driver(driver);
                     let run = self.spark.runs.iter().rposition(|run| run.driver == driver);
                     match run {
@@ -214,6 +216,7 @@ impl World {
                 let which = self.spark.commits as usize % loops.len().max(1);
                 if let Some(one) = loops.get(which) {
                     one.abort();
+                    self.reached("mesh cut");
                 }
             }
             Fault::PlanAnew => self.spark.anew += 1,

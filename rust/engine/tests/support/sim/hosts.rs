@@ -386,11 +386,12 @@ impl World {
     // Storage
 
     fn load_ranges(&mut self, member: MemberId, ticket: u64, claim: &Claim, ranges: &Ranges, files: &[DataFile]) {
-        if !self.processes.contains_key(&member) {
-            return;
-        }
+        let Some(driver) = self.processes.get(&member).map(|one| one.driver) else { return };
         let outcome = match self.store_works() {
-            Err(_) => Err(Failure::new(Kind::Store, "the store is down")),
+            Err(_) => {
+                self.refuse(driver, Some(member));
+                Err(Failure::new(Kind::Store, "the store is down"))
+            }
             Ok(()) if !self.storage.has(claim) => Err(Failure::new(Kind::Data, "the claim is not here")),
             Ok(()) => self.storage.restored(files).map_err(Failure::from),
         };
@@ -409,6 +410,7 @@ impl World {
     fn write_files(&mut self, member: MemberId, ticket: u64, stamp: Stamp, epoch: u64) {
         self.reached("write asked");
         let process = &self.processes[&member];
+        let driver = process.driver;
         let record = match &process.record {
             Some((was, of, record)) if *was == stamp && *of == epoch => record,
             _ => {
@@ -430,6 +432,7 @@ impl World {
             let landing = bytes[..cut].to_vec();
             let delay = self.dice.between(30, 600);
             self.after(delay, move |world| _ = world.storage.files.insert(late, landing));
+            self.refuse(driver, Some(member));
             let outcome = Err(Failure::new(Kind::Store, "the store does not answer"));
             return self.later(member, 30, MemberEvent::Stored { ticket, outcome });
         }
@@ -448,6 +451,7 @@ impl World {
                 Err(_) => {
                     let cut = bytes.len() / 2;
                     world.storage.files.insert(name, bytes[..cut].to_vec());
+                    world.refuse(driver, Some(member));
                     Err(Failure::new(Kind::Store, "the store is down"))
                 }
             };

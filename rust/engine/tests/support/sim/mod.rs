@@ -2,10 +2,11 @@
 //!
 //! A run depends on nothing but its seed. Every message of a link arrives in order, links overtake each other; every call, write and task takes
 //! a time that the seed chooses. See `world` for what happens, `spark`, `hosts` and `storage` for the models, `faults` for what goes wrong,
-//! `check` for what has to hold.
+//! `excuses` for what a user may hear of it, `check` for what has to hold.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod check;
+pub mod excuses;
 pub mod faults;
 pub mod flow;
 pub mod hosts;

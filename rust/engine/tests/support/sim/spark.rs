@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Dice;
 use super::ledger::{Out, Row, hash};
 use super::world::{QUERY, World};
-use crate::machine::{EngineError, Event, Failure, Kind, MemberId, Piece, Receipt};
+use crate::machine::{EngineError, Event, Failure, Kind, MemberId, Piece, Receipt, Setup};
 
 /// How far the watermark stays behind.
 pub const LATENESS: i64 = 60;
+/// Attempts of a task before its stage fails.
+pub const TASK_TRIES: u32 = 3;
 
 /// What Spark wrote of a batch before it called.
 #[derive(Clone, Debug)]
@@ -249,7 +251,9 @@ impl World {
 
     fn query_fails(&mut self, run: usize, epoch: u64, error: EngineError) {
         self.note(|| format!("run {run} fails in batch {epoch}: {error}"));
-        self.spark.runs[run].alive = false;
+        let driver = self.spark.runs[run].driver;
+        let stopped = !std::mem::take(&mut self.spark.runs[run].alive);
+        let excused = self.is_excused(driver, stopped, &error);
         self.reached(match &error {
             EngineError::Held { .. } => "held",
             EngineError::Fenced { .. } => "fenced",
@@ -263,10 +267,11 @@ impl World {
             _ => "other failure",
         });
         let others = self.spark.runs.iter().any(|run| run.alive);
-        let nonce = self.drivers[self.spark.runs[run].driver].nonce;
-        self.tell_commit(self.spark.runs[run].driver);
+        let nonce = self.drivers[driver].nonce;
+        self.tell_commit(driver);
         match &error {
-            EngineError::Held { .. } | EngineError::Fenced { .. } if others => return,
+            EngineError::Held { .. } | EngineError::Fenced { .. } if excused && others => return,
+            _ if excused => {}
             EngineError::Finished { .. } if self.spark.finished || self.spark.half_finished => return self.end(None),
             EngineError::StateLost { .. } if !self.scenario.durable && self.times("crash") > 0 => {
                 return self.end(Some(error));
@@ -294,18 +299,12 @@ impl World {
             EngineError::Refused(_) if self.times("planned anew") > 0 && !self.scenario.durable => {
                 return self.end(Some(error));
             }
-            EngineError::Abandoned { .. }
-            | EngineError::Held { .. }
-            | EngineError::Fenced { .. }
-            | EngineError::Sink { .. }
-            | EngineError::Feed { .. }
-            | EngineError::Store { .. }
-            | EngineError::NoMembers { .. }
-            | EngineError::Broken { .. } => {}
-            EngineError::Uncommitted { .. } if self.spark.runs[run].alive => {}
             // A member that looks for the claim when it has been taken over and collected.
             EngineError::Member(failure) if failure.kind == Kind::Data && self.storage.holder() != Some(nonce) => {}
-            _ => return self.violate(format!("batch {epoch} fails although it need not: {error}")),
+            _ => {
+                let endured = &self.drivers[driver].endured;
+                return self.violate(format!("batch {epoch} fails although it need not, after {endured:?}: {error}"));
+            }
         }
         self.restart(run);
     }
@@ -460,6 +459,7 @@ impl World {
         let dies = self.spark.bad_tasks > 0;
         if dies {
             self.spark.bad_tasks -= 1;
+            self.reached("task died");
         }
         let staged = match self.processes.get_mut(&member) {
             Some(process) => {
@@ -469,10 +469,11 @@ impl World {
             None => false,
         };
         if dies || !staged {
-            if tries == 3 {
+            self.drivers[driver].endured.tasks += u32::from(staged);
+            if tries == TASK_TRIES {
                 let stage = self.spark.stages.remove(&stage).expect("it runs");
                 let kind = if staged { Kind::Internal } else { Kind::Echo };
-                let failure = Failure::new(kind, format!("task of partition {partition} failed 3 times"));
+                let failure = Failure::new(kind, format!("task of partition {partition} failed {tries} times"));
                 return self.hear(driver, Event::Fed { ticket: stage.ticket, outcome: Err(failure) });
             }
             return self.soon(10, move |world| world.task(stage, epoch, partition, rows, members, tries + 1));
@@ -520,9 +521,9 @@ impl World {
             self.spark.ended_by = Some(driver);
         }
         let job = self.spark.runs[run].job;
-        let calls = self.sinks.entry((run, job)).or_default();
+        let calls = &mut self.drivers[driver].endured.sink_calls;
         *calls += 1;
-        if *calls > if self.scenario.retry_sink { 3 } else { 1 } {
+        if *calls > if self.scenario.retry_sink { Setup::default().sink_tries } else { 1 } {
             let calls = *calls;
             self.violate(format!("the sink of batch {epoch} is called {calls} times in one call"));
         }
@@ -551,6 +552,8 @@ impl World {
                 }
                 if live && world.spark.bad_sinks > 0 {
                     world.spark.bad_sinks -= 1;
+                    world.reached("sink raised");
+                    world.drivers[driver].endured.raised = true;
                     return world.sunk(run, job, ticket, Err(Failure::new(Kind::User, "the sink raised")));
                 }
                 // It writes its batch id, whoever asked for it.

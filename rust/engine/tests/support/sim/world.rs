@@ -6,6 +6,7 @@ use penstock_balance::Strategy;
 use penstock_dataflow::Endpoint;
 
 use super::Dice;
+use super::excuses::Endured;
 use super::faults::Plan;
 use super::hosts::Process;
 use super::spark::Spark;
@@ -34,6 +35,9 @@ pub struct Driver {
     /// The functions that it was given last, and by generation those that workers began with.
     pub functions: u64,
     pub started: BTreeMap<u64, u64>,
+    /// What it has been through since its call began, and the members that it wanted no more.
+    pub endured: Endured,
+    sent_away: BTreeSet<MemberId>,
 }
 
 /// What a run is made with.
@@ -76,8 +80,6 @@ pub struct World {
     pub members: u64,
     /// A resident that is asked for waits until then.
     pub no_slots_until: u64,
-    /// Calls of the sink, by run and call.
-    pub sinks: BTreeMap<(usize, u64), u32>,
     /// Number of the functions of the flow: edited ones have another.
     pub functions: u64,
     /// What is written now arrives in part, where that can be; manifests that did.
@@ -90,6 +92,8 @@ pub struct World {
     pub trace: Option<Vec<String>>,
     /// Milestones that faults wait for.
     pub seen: BTreeMap<String, u64>,
+    /// Whether nothing has struck but what an engine gets over by itself.
+    pub only_mended: bool,
     pub events: u64,
     pub done: bool,
     /// Why the query ended before its batches, where it may.
@@ -97,6 +101,8 @@ pub struct World {
 }
 
 pub const QUERY: &str = "q";
+/// How long an engine waits for members.
+pub const START_MS: u64 = 3_000;
 
 impl World {
     pub fn new(scenario: Scenario) -> World {
@@ -116,7 +122,6 @@ impl World {
             spark: Spark::default(),
             members: 0,
             no_slots_until: 0,
-            sinks: BTreeMap::new(),
             functions: 0,
             tears: false,
             torn: BTreeSet::new(),
@@ -124,6 +129,7 @@ impl World {
             salts: BTreeMap::new(),
             trace,
             seen: BTreeMap::new(),
+            only_mended: true,
             events: 0,
             done: false,
             ended: None,
@@ -228,7 +234,7 @@ impl World {
             registry: format!("driver-{}", self.drivers.len()),
             backoff_ms: 20,
             loss_ms: 200,
-            start_ms: 3_000,
+            start_ms: START_MS,
             merge_files: self.scenario.merge_files,
             keep: self.scenario.keep,
             shares: Strategy::Fluid,
@@ -248,6 +254,8 @@ impl World {
             watched: None,
             functions: 0,
             started: BTreeMap::new(),
+            endured: Endured::default(),
+            sent_away: BTreeSet::new(),
         });
         let driver = self.drivers.len() - 1;
         self.perform(driver, effects);
@@ -283,8 +291,14 @@ impl World {
             return;
         }
         self.note(|| format!("engine {driver} <- {event:?}"));
-        if let Event::Open { program, .. } = &event {
-            self.drivers[driver].functions = program.functions;
+        let one = &mut self.drivers[driver];
+        match &event {
+            Event::Open { program, .. } => one.functions = program.functions,
+            Event::Batch { .. } | Event::Finish { .. } => one.endured = Endured::default(),
+            Event::MemberLost { member, .. } if !one.sent_away.contains(member) => {
+                one.endured.lost.insert(*member);
+            }
+            _ => {}
         }
         let ended = match &event {
             Event::Answer { ticket, .. } => self.drivers[driver].moving.remove(ticket),
@@ -326,10 +340,10 @@ impl World {
                     if drains {
                         self.reached("drained");
                     }
-                    self.end_process(member, "it was told to end");
+                    self.send_away(driver, member, "it was told to end");
                 }
             }
-            Effect::Dismiss { member, .. } => self.end_process(member, "it was not needed"),
+            Effect::Dismiss { member, .. } => self.send_away(driver, member, "it was not needed"),
             Effect::Call { ticket, member, request, .. } => {
                 if let Request::Migrate { stamp, .. } | Request::Recut { stamp, .. } = &request {
                     let moving = &mut self.drivers[driver].moving;
@@ -360,6 +374,9 @@ impl World {
                 }
                 let looked = !self.scenario.exclusive && !self.storage.files.contains_key(&Claim::name(claim.number));
                 self.store(driver, ticket, move |world| {
+                    if !world.drivers[driver].alive {
+                        world.reached("claimed by the dead");
+                    }
                     if looked && !world.storage.claim(&claim) {
                         world.reached("claim overwritten");
                         world.storage.files.insert(Claim::name(claim.number), encode(&claim));
@@ -422,6 +439,11 @@ impl World {
         }
     }
 
+    fn send_away(&mut self, driver: usize, member: MemberId, why: &str) {
+        self.drivers[driver].sent_away.insert(member);
+        self.end_process(member, why);
+    }
+
     fn write_manifest(&mut self, manifest: &Manifest) {
         let mut bytes = crate::machine::encode(manifest);
         if std::mem::take(&mut self.tears) {
@@ -465,6 +487,7 @@ impl World {
             let outcome = match world.store_works() {
                 Ok(()) => Ok(act(world)),
                 Err(happens) => {
+                    world.refuse(driver, None);
                     if happens {
                         world.tears = world.dice.once_in(2);
                         act(world);
