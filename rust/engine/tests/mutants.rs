@@ -7,18 +7,23 @@ mod runs;
 #[path = "support/sim/mod.rs"]
 mod sim;
 
-/// Runs until something is violated; how many runs it took.
-fn found(name: &str, finds: &str) -> Option<u64> {
-    sim::with_fault(name, || {
-        (0..150).find(|seed| {
-            let run = || match finds {
-                "schedules" => runs::random(*seed),
-                sequence => runs::run(runs::sequence(sequence, *seed)),
-            };
-            // A broken invariant of the machines themselves counts as well.
-            std::panic::catch_unwind(run).map_or(true, |violation| violation.is_some())
-        })
-    })
+/// What a run violates, if anything.
+fn violated(finds: &str, seed: u64) -> Option<String> {
+    let run = || match finds {
+        "schedules" => runs::random(seed),
+        sequence => runs::run(runs::sequence(sequence, seed)),
+    };
+    // A broken invariant of the machines themselves counts as well.
+    std::panic::catch_unwind(run).unwrap_or_else(|_| Some("it panics".to_owned()))
+}
+
+/// Runs until something is violated, and once more with nothing planted, where nothing is to be; what was wrong with that.
+fn missed(name: &str, finds: &str) -> Option<String> {
+    let seed = sim::with_fault(name, || (0..150).find(|seed| violated(finds, *seed).is_some()));
+    println!("{name}: {seed:?}");
+    let Some(seed) = seed else { return Some(format!("{name}: not found")) };
+    violated(finds, seed)
+        .map(|what| format!("{name}: {finds:?} fails with seed {seed} when nothing is planted: {what}"))
 }
 
 #[test]
@@ -32,13 +37,8 @@ fn find_all(part: usize) {
     static QUIET: std::sync::Once = std::sync::Once::new();
     QUIET.call_once(|| std::panic::set_hook(Box::new(|_| {})));
     let mine = MUTANTS.iter().skip(part).step_by(2);
-    let missed = mine.filter(|(name, finds)| {
-        let runs = found(name, finds);
-        println!("{name}: {runs:?}");
-        runs.is_none()
-    });
-    let missed: Vec<&str> = missed.map(|(name, _)| *name).collect();
-    println!("not found: {missed:?}");
+    let missed: Vec<String> = mine.filter_map(|(name, finds)| missed(name, finds)).collect();
+    println!("{missed:#?}");
     assert!(missed.is_empty());
 }
 
