@@ -147,7 +147,7 @@ pub enum EngineError {
     #[error(
         "batch {asked} is asked for, but the checkpoint has no state of batch {before}{others}: put back the manifest of \
          batch {before}, or start a new query from batch 0 (a new checkpoint)",
-        before = asked.saturating_sub(1), others = others(*newest)
+        before = asked.saturating_sub(1), others = others(*asked, *newest)
     )]
     NoManifest {
         /// Asked for.
@@ -318,8 +318,11 @@ pub enum EngineError {
 }
 
 /// What else a checkpoint has.
-fn others(newest: Option<u64>) -> String {
+fn others(asked: u64, newest: Option<u64>) -> String {
     match newest {
+        Some(newest) if newest >= asked => format!(
+            "; the newest that it has is of batch {newest} (if another engine has gone on to that since Spark asked, start the query again)"
+        ),
         Some(newest) => format!("; the newest that it has is of batch {newest}"),
         None => ", nor of any other batch".to_owned(),
     }

@@ -1029,6 +1029,14 @@ fn a_claim_of_the_same_number_that_another_engine_made_at_the_same_moment_counts
     assert!(script.store.is_some_and(|contents| contents.manifests.is_empty()), "nothing is written under it");
 }
 
+/// Spark asks an engine that is slow to read, and meanwhile the one before it goes on.
+#[test]
+fn who_comes_after_another_engine_has_gone_on_is_told_to_start_again() {
+    let told = |newest| EngineError::NoManifest { asked: 2, newest }.to_string();
+    let [gone_on, lost] = [Some(2), Some(0)].map(|newest| told(newest).contains("start the query again"));
+    assert!(gone_on && !lost, "{} | {}", told(Some(2)), told(Some(0)));
+}
+
 #[test]
 fn files_that_cannot_be_merged_are_not_read_again_at_every_batch() {
     let mut script = Script::durable(1);

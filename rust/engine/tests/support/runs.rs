@@ -224,6 +224,7 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             let batches = 4 + scenario.merge_ms / 60;
             scenario.few = Some(8 * scenario.merge_files as u64 + batches * u64::from(scenario.workers));
             // The one that merges, or one that does not.
+            let crash = Fault::CrashMember(1 - seed % 2);
             if seed % 4 > 1 { vec![at("merging files", 1, crash)] } else { Vec::new() }
         }
         "manifests are kept" => {

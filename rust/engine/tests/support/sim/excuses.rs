@@ -53,6 +53,8 @@ impl World {
             EngineError::Held { .. } => other.is_some_and(|one| one.alive || self.times("claimed by the dead") > 0),
             // With a copy an older claim of one's own may come back.
             EngineError::Fenced { .. } => other.is_some() || self.times("put back") > 0,
+            // Another engine has gone on since Spark asked here, and has let go what this one would begin with.
+            EngineError::NoManifest { asked, newest } => *asked < self.spark.commits && *newest >= Some(*asked),
             EngineError::Sink { .. } => {
                 *raised || (!lost.is_empty() && (!self.scenario.retry_sink || *sink_calls == sink_tries))
             }

@@ -86,16 +86,24 @@ impl World {
         if self.scenario.faults.random > 0 && self.dice.once_in(self.scenario.faults.rate.max(1)) {
             self.scenario.faults.random -= 1;
             let fault = self.any_fault();
-            self.happen(fault);
+            let (returned, committed) = (self.times("returned") + 1, self.times("committed") + 1);
+            // Few moments are between two batches, or between the return and the commit of one: these wait for it.
+            let waiting = match fault {
+                Fault::Stop if self.dice.once_in(3) => vec![("returned", returned, fault)],
+                Fault::Edit => vec![("committed", committed, fault)],
+                Fault::PutBack => vec![("committed", committed, Fault::Copy), ("committed", committed + 1, fault)],
+                _ => return self.happen(fault),
+            };
+            self.scenario.faults.scripted.extend(waiting);
         }
     }
 
     fn any_fault(&mut self) -> Fault {
         match self.dice.below(42) {
             37..39 => Fault::PlanAnew,
-            39 => Fault::Edit,
-            40 => Fault::Copy,
-            41 => Fault::PutBack,
+            39..41 => Fault::Edit,
+            41 if self.scenario.durable => Fault::PutBack,
+            41 => Fault::Edit,
             31..33 => Fault::CrashExecutor(self.dice.below(4)),
             33..35 => Fault::Silence(self.dice.below(3), self.dice.between(1, 900)),
             35 => Fault::NoSlots(self.dice.between(100, 5_000)),
@@ -113,9 +121,8 @@ impl World {
             17 => Fault::MigrateAll,
             18..20 => Fault::Rescale(self.dice.between(1, 4) as u32),
             20 => Fault::SinkRaises,
-            21 => Fault::TasksDie(self.dice.between(1, 4) as u32),
-            22 if self.scenario.takeover || self.dice.once_in(3) => Fault::SecondEngine,
-            22 => Fault::Stop,
+            21 => Fault::TasksDie(self.dice.between(1, 6) as u32),
+            22 => Fault::SecondEngine,
             _ => Fault::CrashMember(self.dice.below(3)),
         }
     }

@@ -261,16 +261,19 @@ impl World {
             EngineError::StateLost { .. } => "state lost",
             EngineError::Store { .. } => "store failed",
             EngineError::Sink { .. } => "sink failed",
+            EngineError::Feed { .. } => "feed failed",
+            EngineError::NoMembers { .. } => "no members",
             EngineError::Finished { .. } => "finished",
             EngineError::Damaged { .. } => "damaged",
             EngineError::NotReplayable { .. } => "not replayable",
             _ => "other failure",
         });
         let others = self.spark.runs.iter().any(|run| run.alive);
-        let nonce = self.drivers[driver].nonce;
         self.tell_commit(driver);
+        let shut_out =
+            matches!(error, EngineError::Held { .. } | EngineError::Fenced { .. } | EngineError::NoManifest { .. });
         match &error {
-            EngineError::Held { .. } | EngineError::Fenced { .. } if excused && others => return,
+            _ if excused && shut_out && others => return,
             _ if excused => {}
             EngineError::Finished { .. } if self.spark.finished || self.spark.half_finished => return self.end(None),
             EngineError::StateLost { .. } if !self.scenario.durable && self.times("crash") > 0 => {
@@ -299,8 +302,6 @@ impl World {
             EngineError::Refused(_) if self.times("planned anew") > 0 && !self.scenario.durable => {
                 return self.end(Some(error));
             }
-            // A member that looks for the claim when it has been taken over and collected.
-            EngineError::Member(failure) if failure.kind == Kind::Data && self.storage.holder() != Some(nonce) => {}
             _ => {
                 let endured = &self.drivers[driver].endured;
                 return self.violate(format!("batch {epoch} fails although it need not, after {endured:?}: {error}"));
