@@ -110,11 +110,9 @@ class Ended:
             life = self._lives.get(query_id)
         if life is None:
             return False
-        try:
-            # Of a run that has had no batch yet as well; the thread of the last one lives on a little.
-            return self._running(query_id) is not None
-        except Exception:
-            return self._alive(life)
+        # Of a run that has had no batch yet as well; the thread of the last one lives on a little.
+        active = self._active(query_id)
+        return self._alive(life) if active is None else active
 
     def close(self) -> None:
         """End the thread."""
@@ -135,7 +133,7 @@ class Ended:
                 due = [(query_id, life) for query_id, life in self._lives.items() if life.next <= now]
             for query_id, life in due:
                 try:
-                    if self._is_over(life, now):
+                    if self._is_over(query_id, life, now):
                         self._settle(query_id, life)
                 except Exception:  # of this query alone: the others are looked at all the same
                     life.next = now + _AGAIN_S
@@ -147,9 +145,10 @@ class Ended:
                 pause = min(life.next for life in self._lives.values()) - time.monotonic()
             self._changed.wait(max(0.0, pause))
 
-    def _is_over(self, life: _Life, now: float) -> bool:
+    def _is_over(self, query_id: str, life: _Life, now: float) -> bool:
         """Whether its query cannot come back, and was kept for long enough; else says when to look again."""
-        life.ended = life.ended or not self._alive(life)
+        # Its batches may come by way of threads of the user's, which end before it does.
+        life.ended = life.ended or not (self._alive(life) or self._active(query_id))
         life.next = now + _LOOK_S
         if not life.ended:
             return False
@@ -180,6 +179,13 @@ class Ended:
             return bool(life.thread.isAlive())
         except Exception:
             return False  # the JVM is gone, and all queries with it
+
+    def _active(self, query_id: str) -> bool | None:
+        """Whether Spark counts the query as active; None where it does not tell."""
+        try:
+            return self._running(query_id) is not None
+        except Exception:
+            return None
 
     def _checkpoint(self, query_id: str) -> str | None:
         try:

@@ -43,6 +43,7 @@ from penstock.spark._engine import drains, feeds, handles
 from penstock.spark._engine.cutoff import ending_at_loss
 from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub
+from penstock.spark._engine.interrupts import plain_interrupts
 from penstock.spark._engine.journal import Journal
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
@@ -562,8 +563,9 @@ class Query:
                 " for itself: ask when the sink has returned",
                 query=self.id,
             )
-        while not self._turn.acquire(timeout=0.1):
-            check()
+        with plain_interrupts():
+            while not self._turn.acquire(timeout=0.1):
+                check()
         try:
             self._caller = threading.get_ident()
             check()

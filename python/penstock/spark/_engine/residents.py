@@ -482,6 +482,8 @@ class Residents:
         told = {"slot": member.slot, "member": member.id, "executor": member.executor, "executors": executors}
 
         def come() -> None:
+            if member.dismissed:
+                return
             self._executor.post({"MemberUp": told}, first=lambda effects: self._seated(member, effects))
 
         self._prepare(member, come)
@@ -544,8 +546,10 @@ class Residents:
             seat = self._seats[facts["slot"]]
         seat.retired.set()
         member = seat.member
-        if member is not None:
-            self._hub.dismiss(member, _REASONS["Unneeded"])
+        # Also who still loads functions, and those beside: the slot may be another's soon.
+        for one in self._hub.members():
+            if one.slot == seat.slot:
+                self._hub.dismiss(one, _REASONS["Unneeded"])
         if self._closing.is_set():
             return
         if member is None or member.lost is not None or seat.spares:

@@ -249,5 +249,5 @@ def free_slots(sc: Any, more: int) -> tuple[int | None, str]:
 
 def executor_count(sc: Any) -> int:
     """Executors that are registered now; 0 in local mode, where the driver runs the tasks."""
-    # The driver itself is listed too.
-    return max(0, len(list(sc._jsc.sc().statusTracker().getExecutorInfos())) - 1)
+    # The driver itself is listed too. Each element that was read would be calls of the JVM.
+    return max(0, len(sc._jsc.sc().statusTracker().getExecutorInfos()) - 1)
