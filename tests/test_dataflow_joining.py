@@ -384,6 +384,42 @@ def test_what_its_peer_had_closed_takes_nothing_of_a_joiner(shape: dict[str, int
     assert pk.execute(program, **shape, join=1) == [False, False, True]
 
 
+def test_what_its_peer_had_closed_stays_closed_at_a_joiner_that_others_leave_to() -> None:
+    """What a leaver holds goes to who leads then, also where that has nothing of the kind: it is nobody's."""
+
+    def program(worker: Worker) -> Any:
+        with worker.dataflow("numbers") as scope:
+            numbers, stream = scope.input()
+            probe = stream.probe()
+        barrier = worker.barrier()
+        worker.bootstrap()
+        if worker.index == 0:
+            numbers.close()
+            barrier.close()
+            worker.step()
+            worker.admit()
+            while worker.peers < 3:
+                worker.step_or_park()
+            return worker.leave()
+        if worker.index == 1:
+            numbers.advance_to(5)
+            while worker.peers < 3:
+                worker.step_or_park()
+            while worker.peers > 2:
+                worker.step_or_park()
+            return worker.leave()
+        while worker.peers > 1:
+            worker.step_or_park()
+        while not probe.done():
+            for use in (lambda: numbers.send([1]), lambda: numbers.time, lambda: barrier.round):
+                with pytest.raises(ClosedError):
+                    use()
+            worker.step_or_park()
+        return True
+
+    assert pk.execute(program, workers=2, join=1)[2] is True
+
+
 @pytest.mark.parametrize(
     ("use", "says"),
     [

@@ -18,8 +18,8 @@
 //!
 //! A leaver pushes until nothing can come for it any more. What was pushed by then, also by operators, is sent.
 //!
-//! Who joins a run reads on from where the peer that serves it stood: it learns what that one has not released, and forgets what it has
-//! (the key of a block is unique, so what both were sent counts once).
+//! Who joins a run reads on from where the peer that serves it stood when it was let in: it learns what that one has not released (the key of a block is
+//! unique, so what both were sent counts once). Until it is taught the peer releases nothing.
 //!
 //! Source: timely's post on sequencing (B-06 to B-11).
 
@@ -269,6 +269,10 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                     }
                     for pupil in lesson.pupils() {
                         lesson.teach(pupil, (last, waiting.clone()));
+                    }
+                    if lesson.is_awaited() {
+                        // What is released is not taught, and who joins may have been sent what follows it.
+                        return Ok(());
                     }
                     if members.rank().is_none() {
                         // Others send nothing any more to one that leaves: what still comes has holes.

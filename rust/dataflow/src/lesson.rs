@@ -156,6 +156,13 @@ impl<X: Serialize + DeserializeOwned + Send + 'static> Lesson<X> {
         came
     }
 
+    /// Whether this operator is to teach somebody, now or when all has come that was sent before. What comes meanwhile may have been sent to that one as
+    /// well, and it is taught what this operator holds then: an operator that lets go of what it has read waits with it.
+    pub fn is_awaited(&self) -> bool {
+        let expects = |school: &School<X>| school.core.membership().is_some_and(|membership| membership.has_pupils());
+        self.school.as_ref().is_some_and(|school| expects(school) || !school.pupils.is_empty())
+    }
+
     /// The joiners to teach now, by [`Worker::index`](crate::Worker::index); none while this operator has to learn itself. To be asked after all
     /// blocks that wait were read.
     pub fn pupils(&self) -> Vec<usize> {

@@ -254,6 +254,11 @@ impl Membership {
         self.schools.borrow_mut().push((number, pupils));
     }
 
+    /// Whether this worker is to teach somebody when all that was sent before has come.
+    pub(crate) fn has_pupils(&self) -> bool {
+        !self.awaited.borrow().is_empty()
+    }
+
     /// All that was sent before the list that made this joiner a full member has come.
     pub(crate) fn teach(&self, joiner: usize) {
         self.awaited.borrow_mut().remove(&joiner);
@@ -545,6 +550,12 @@ impl Host for Act<'_> {
             region.take(part.as_any());
         }
     }
+
+    fn seat(&mut self) {
+        for (family, _) in self.books.books.values().filter_map(|book| book.open.as_ref()) {
+            family.regions.borrow().iter().for_each(|region| region.seat());
+        }
+    }
 }
 
 /// How the graph of a book differs from what was told, if that says so.
@@ -595,6 +606,13 @@ impl<T: Timestamp> Slot<T> {
         if self.wants.replace(false) {
             self.time.get_or_init(|| capability.time().clone());
             *self.given.borrow_mut() = Some(capability);
+        }
+    }
+
+    /// Gives up what is still wanted.
+    pub(crate) fn seat(&self) {
+        if self.wants.get() {
+            self.revoke();
         }
     }
 

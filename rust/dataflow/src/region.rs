@@ -150,6 +150,8 @@ pub(crate) trait AnyRegion {
     fn hand_over(&self) -> Box<dyn Part>;
     /// Gives capabilities, which are counted already, to who claims them.
     fn take(&self, part: &dyn Any);
+    /// For who claims something and was given nothing there will be nothing.
+    fn seat(&self);
     /// Whether no block waits and no operator holds anything, but what is claimed.
     fn is_worked_off(&self) -> bool;
 }
@@ -751,6 +753,10 @@ impl<T: Timestamp> AnyRegion for Region<T> {
                 slot.give(capability);
             }
         }
+    }
+
+    fn seat(&self) {
+        self.claims.borrow().values().for_each(|slot| slot.seat());
     }
 
     fn is_worked_off(&self) -> bool {

@@ -28,6 +28,8 @@ pub trait Host {
     fn hand_over(&mut self, dataflow: u64) -> Option<Self::Part>;
     /// Holds these capabilities from now on; they are counted already.
     fn take(&mut self, dataflow: u64, capabilities: &Self::Part);
+    /// A joiner has all that it was granted: of what it holds nothing it will hold nothing, whoever leaves later.
+    fn seat(&mut self) {}
 }
 
 /// How long things may take, in the unit of [`Member::tick`].
@@ -615,9 +617,10 @@ impl<P: Clone> Member<P> {
         if !self.is_current() {
             self.advance_join(host)?;
         }
-        let (ready, wait) = std::mem::take(&mut self.legacies).into_iter().partition(|legacy| self.counts(legacy));
+        // What was granted comes first.
+        let legacies = std::mem::take(&mut self.legacies).into_iter();
+        let (ready, wait): (Vec<_>, Vec<_>) = legacies.partition(|legacy| self.seated && self.counts(legacy));
         self.legacies = wait;
-        let ready: Vec<Grant<P>> = ready;
         ready.into_iter().for_each(|legacy| self.inherit(legacy, host));
         let full = self.list.standing(self.id) == Some(Standing::Full);
         let counted = self.granted.as_ref().is_none_or(|grant| self.counts(grant));
@@ -628,6 +631,7 @@ impl<P: Clone> Member<P> {
             && let Some(grant) = self.granted.take()
         {
             self.inherit(grant, host);
+            host.seat();
             self.seated = true;
             self.say(Output::Seated);
             return self.check(host);

@@ -59,6 +59,8 @@ struct Member {
     probe: ProbeHandle<u64>,
     reached: u64,
     pulse: Option<InputHandle<u64, u64>>,
+    /// What its peer had ended when it came.
+    ended: (Option<InputHandle<u64, Vec<u64>>>, Option<InputHandle<u64, u64>>),
     /// The pulses that it has heard of, and whether it was taught those from before it came.
     known: Rc<RefCell<BTreeSet<u64>>>,
     taught: Rc<Cell<bool>>,
@@ -168,7 +170,8 @@ fn build(mut worker: Worker, tally: &Tally) -> Member {
     });
     let (numbers, pulse) = (Some(numbers), Some(pulse));
     let (worker, reached) = (Some(worker), 0);
-    Member { worker, seated: false, leaving: false, numbers, probe, reached, pulse, known, taught, held }
+    let ended = (None, None);
+    Member { worker, seated: false, leaving: false, numbers, probe, reached, pulse, ended, known, taught, held }
 }
 
 const EPOCHS: u64 = 6;
@@ -194,13 +197,16 @@ fn step(member: &mut Member, seen: &mut Seen) -> Result<bool, Error> {
             Some(joined) => {
                 member.seated = true;
                 seen.joined += usize::from(joined);
-                // Of what its peer had ended it has none.
-                member.numbers = member.numbers.take().filter(|input| !input.has_ended());
-                member.pulse = member.pulse.take().filter(|input| !input.has_ended());
+                // Of what its peer had ended it has none, and never will.
+                let numbers = member.numbers.take_if(|input| input.has_ended());
+                member.ended = (numbers, member.pulse.take_if(|input| input.has_ended()));
             }
         }
     }
     let more = worker.step()?;
+    let (numbers, pulse) = &member.ended;
+    let ended = numbers.iter().all(|input| input.has_ended()) && pulse.iter().all(|input| input.has_ended());
+    assert!(ended, "what had ended goes on");
     let stands = member.probe.with_frontier(|frontier| frontier.first().copied().unwrap_or(u64::MAX));
     if !worker.has_left() {
         assert!(stands >= member.reached, "the probe went from {} back to {stands}", member.reached);
@@ -293,6 +299,9 @@ impl Run {
         let mut random = Random(seed);
         let founders = 1 + random.below(3) as usize;
         let (joins, leaves, give_ups) = (random.below(5), random.below(4), random.below(if linked { 3 } else { 2 }));
+        // Both founders may leave, of whom the first has ended its numbers: who joins by it has none, whoever leaves them to it.
+        let bereft = seed % 5 == 4;
+        let (founders, joins, leaves) = if bereft { (2, joins.max(1), 2) } else { (founders, joins, leaves) };
         let (mut door, mut processes) = (None, Processes { seed, ..Processes::default() });
         let seats = if linked {
             let (founding, threads) = if founders == 2 { (1 + random.below(2) as usize, 1) } else { (founders, 1) };
@@ -304,7 +313,10 @@ impl Run {
             seats
         };
         let tally = Tally::default();
-        let members = seats.into_iter().map(|seat| build(Worker::new(seat), &tally)).collect();
+        let mut members: Vec<Member> = seats.into_iter().map(|seat| build(Worker::new(seat), &tally)).collect();
+        if bereft {
+            members[0].numbers = None;
+        }
         let (expected, seen) = (BTreeMap::new(), Seen::default());
         let (tickets, sits) = (Vec::new(), seed.is_multiple_of(2));
         Run { random, door, processes, tally, members, tickets, expected, seen, joins, leaves, give_ups, sits }
@@ -421,7 +433,8 @@ impl Run {
             2 if !pending || self.random.chance(15) => {
                 if let Some(input) = member.numbers.as_mut().filter(|_| member.seated) {
                     let next = input.time() + 1 + self.random.below(2);
-                    if next > EPOCHS {
+                    // Some end theirs long before the others: who joins by them has none.
+                    if next > EPOCHS || self.random.chance(10) {
                         member.numbers = None;
                     } else {
                         input.advance_to(next).expect("a later time");
@@ -530,6 +543,7 @@ fn gone() -> Member {
         probe,
         reached: 0,
         pulse: None,
+        ended: (None, None),
         known,
         taught,
         held,
