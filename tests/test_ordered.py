@@ -350,6 +350,7 @@ WRONG: list[tuple[ordered.Step, Any, str]] = [
     (ordered.map_batches(lambda b: 5), pa.record_batch({"a": [1]}), "RecordBatch, a Table"),
     (ordered.map_batches(lambda b: b.slice(0, 1), same_length=True), pa.record_batch({"a": [1, 2]}), "as many rows"),
     (ordered.rows(), 3, "needs items that are record batches"),
+    (ordered.partitioned(lambda s, x: (s, []), key="a"), {"a": 1}, r"got dict: key='a' names a column; .*key=lambda"),
     (ordered.batches("a bigint, b bigint"), (1,), r"has 1 values, expected 2 \(a, b\)"),
     (ordered.batches("a bigint"), 7, "is 7, expected a tuple or a dict"),
     (ordered.batches("a bigint, b bigint"), {"a": 1}, "has the columns a; expected a, b"),

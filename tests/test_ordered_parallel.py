@@ -1836,6 +1836,83 @@ def test_an_item_of_a_keyed_step_that_does_not_pickle_costs_its_neighbours_nothi
     assert list(results) == [3, ("all", 3)]
 
 
+class NoReturn:
+    """Pickles, and cannot be restored."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def returned(state: int | None, item: Any) -> tuple[int, list[Any]]:
+    made = (state or 0) + 1
+    return made, [NoReturn() if item == "back" else (item, made)]
+
+
+@pytest.mark.parametrize("bad", [NoReturn(), "back"], ids=["item", "result"])
+def test_what_cannot_be_restored_costs_its_neighbours_in_a_keyed_step_nothing(bad: Any) -> None:
+    ends: list[Any] = []
+    step = ordered.partitioned(
+        returned, key=lambda x: x if x in (1, 2) else 3, partitions=1, finish=lambda key, state: ends.append(key)
+    )
+    found = outcomes(ordered.Pipeline([step]).run([1, 2, bad, 1, 2, 1, 2], mode="processes", workers=2, chunk=5))
+    assert found[:2] + found[3:] == [(1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (2, 3)]
+    assert found[2][0] is errors.NotPicklable and "item 2 of the input" in found[2][1]
+    assert ends[:2] == [1, 2] and len(ends) == len(set(ends)), "each key ends once"
+
+
+class Strange:
+    """A key with the hash of the others of its kind, which some cannot be compared with."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return 7
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Strange)
+        if 3 in (self.number, other.number):
+            raise ValueError("strange")
+        return self.number == other.number
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes", "auto"])
+def test_a_key_that_cannot_be_compared_is_an_error_of_its_item(mode: str, chunk: int) -> None:
+    step = ordered.partitioned(returned, key=Strange, partitions=2)
+    found = outcomes(ordered.Pipeline([step]).run([1, 2, 3, 1, 2], mode=mode, workers=2, chunk=chunk))
+    assert found == [(1, 1), (2, 1), (ValueError, "strange"), (1, 2), (2, 2)]
+
+
+def test_functions_that_no_child_can_restore_end_the_run() -> None:
+    class Here:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+        def __call__(self, state: Any, item: int) -> tuple[int, list[int]]:
+            return 0, [item]
+
+    for step in (ordered.map(Here()), ordered.partitioned(Here(), key=lambda x: x)):  # type: ignore[arg-type]
+        run = ordered.Pipeline([step]).run(itertools.count(), mode="processes", workers=2, chunk=2)
+        with pytest.raises(errors.NotPicklable, match="the functions cannot be restored in a worker process"):
+            next(run)
+        assert list(run) == []
+
+
+def of_no_notes(item: int) -> int:
+    if item == 5:
+        error = ValueError("five")
+        error.__notes__ = None  # type: ignore[attr-defined]
+        raise error
+    return item
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_an_exception_whose_notes_are_no_list_costs_its_neighbours_nothing(mode: str) -> None:
+    found = outcomes(ordered.Pipeline([ordered.map(of_no_notes)]).run(range(8), mode=mode, workers=2, chunk=2))
+    assert found == [0, 1, 2, 3, 4, (ValueError, "five"), 6, 7]
+
+
 def test_failures_stay_here_while_the_rest_goes_to_a_process() -> None:
     def key(x: int) -> int:
         if x % 3 == 1:

@@ -21,7 +21,7 @@ from penstock._functions.short import short
 from penstock.errors import NotPicklable, UserFunctionError
 from penstock.ordered import _wire as wire
 from penstock.ordered._brought import brought
-from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark, text_of
+from penstock.ordered._chunk import Chunk, Elsewhere, Failure, add_note, mark, notes_of, text_of
 from penstock.ordered._keyed import Packed, run_part
 from penstock.ordered._operators import compile_steps
 
@@ -164,7 +164,7 @@ def _portable(failed: Failure, step: str) -> Failure:
                 f" leave the worker process; give it a __reduce__, or use mode='threads': {text_of(error)}",
                 step=step,
             )
-            for note in getattr(error, "__notes__", ()):
+            for note in notes_of(error):
                 add_note(made, note)
             failed.error, failed.stays, error = made, True, made
     mark(error, f"In worker process {os.getpid()}:\n{text}", step)

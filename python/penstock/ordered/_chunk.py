@@ -31,6 +31,7 @@ __all__ = [
     "item_of",
     "mark",
     "marked",
+    "notes_of",
     "place_of",
     "text_of",
 ]
@@ -54,7 +55,7 @@ class Failure:
         self.error, self.stays, self.bare = error, stays, bare
 
     def __reduce__(self) -> tuple[Any, ...]:
-        notes = list(getattr(self.error, "__notes__", ()))
+        notes = notes_of(self.error)
         if self.bare:
             state = {name: value for name, value in self.error.__dict__.items() if name != "__notes__"}
             return (_restore_bare, (type(self.error), self.error.args, state, notes))
@@ -127,6 +128,15 @@ def add_note(error: BaseException, text: str) -> None:
         return
 
 
+def notes_of(error: BaseException) -> list[Any]:
+    """Its notes; none where somebody has put something else in their place."""
+    try:
+        notes = getattr(error, "__notes__", None)
+    except Exception:
+        notes = None
+    return list(notes) if isinstance(notes, list) else []
+
+
 def text_of(error: object) -> str:
     """What an exception says; never fails.
 
@@ -172,18 +182,15 @@ def marked(error: BaseException, text: str, step: str) -> BaseException:
     A function may raise one object each time. Its first failure has that, the others have copies; where it cannot be
     copied all have it, with the mark of the last one.
     """
-    try:
-        if any(note.__class__ is _Mark and note.step == step for note in getattr(error, "__notes__", ())):
-            error = _again(error)
-    except Exception:  # notes that are no list
-        return error
+    if any(note.__class__ is _Mark and note.step == step for note in notes_of(error)):
+        error = _again(error)
     mark(error, text, step)
     return error
 
 
 def _again(error: BaseException) -> BaseException:
     """A copy without marks."""
-    notes: list[Any] = getattr(error, "__notes__", [])
+    notes = notes_of(error)
     marks = [note for note in notes if note.__class__ is _Mark]
     kept = [note for note in notes if note.__class__ is not _Mark]
     traceback = error.__traceback__

@@ -309,6 +309,20 @@ class Keyed:
 
     # States on their way to a worker process and back
 
+    def uncompared(self, part: Part) -> list[Failure | None]:
+        """By item, what comes of a key that cannot be compared with those before it or with those of states."""
+        states, before = self.tables[part.partition].states, set[Any]()
+        errors: list[Failure | None] = []
+        for key, number in zip(part.keys, part.numbers, strict=True):
+            made = None
+            try:
+                states.get(key)
+                before.add(key)
+            except Exception as error:
+                made = failure(error, number, self.name)
+            errors.append(made)
+        return errors
+
     def lend(self, part: Part) -> list[tuple[Any, bytes | None]]:
         """The states that a part needs, pickled, by key; None for a key that has none.
 
@@ -341,7 +355,10 @@ class Keyed:
         return lent
 
     def take_back(self, part: Part, returned: Sequence[tuple[bytes, Any] | None]) -> None:
-        """What has become of the states that were lent, in the same order, and their places where they are new."""
+        """What has become of the states that were lent, in the same order, and their places where they are new.
+
+        The end of the input is for `settle`.
+        """
         states = self.tables[part.partition].states
         for key, back in zip(dict.fromkeys(part.keys), returned, strict=True):
             if back is None:
@@ -349,7 +366,6 @@ class Keyed:
             else:
                 body, place = back
                 states[key] = (Packed(body), states[key][1] if place is None else place)
-        self.settle(part)
 
 
 class KeyedFlow:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from penstock.ordered._chunk import Chunk
 from penstock.ordered._keyed import Keyed, KeyedFlow
 from penstock.ordered._steps import Step
-from penstock.ordered._transforms import Batches, ByKey, Rows, Transform, make_transform
+from penstock.ordered._transforms import Batches, ByKey, Rows, Transform, make_transform, need_batch
 
 __all__ = ["Operator", "Stateless", "compile_steps", "finishes", "serial"]
 
@@ -125,6 +125,7 @@ class _KeyedRows(Rows):
         self.keys, self.single = Rows(keys, name), single
 
     def _tuples(self, batch: Any) -> Any:
+        need_batch(batch, self.name, self.keys.columns)
         keys = self.keys._tuples(batch)
         return zip([key[0] for key in keys] if self.single else keys, super()._tuples(batch), strict=True)
 

@@ -414,50 +414,66 @@ class Pool:
         try:
             if part.items:
                 self._keyed(place, operator, part, timeout)
-            else:
-                operator.settle(part)
+            operator.settle(part)
         finally:
             self._turns.passed(part.chunk.number, place, part.partition)
 
     def _keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+        """The items of a part; what is done at the end of the input is not."""
         name, first, last = operator.name, part.numbers[0], part.numbers[-1]
-        reply: tuple[Any, ...]
         try:
-            lent = operator.lend(part)
             # Each key travels once: copies of a NaN are other keys.
             at = {key: number for number, key in enumerate(dict.fromkeys(part.keys))}
             keys = [at[key] for key in part.keys]
-            request = ("keyed", place, keys, part.items, part.numbers, part.places(), lent)
-            turn = (part.chunk.number, place, part.partition)
+            lent = operator.lend(part)
+        except NotPicklable as error:
+            self._may_stay(error)
+            self._all_of_it(part, failure(error, first, name))
+            return
+        except Exception as error:  # a key that cannot be compared with another one
+            if not self._without(place, operator, part, operator.uncompared(part), timeout):
+                self._all_of_it(part, failure(error, first, name))
+            return
+        request = ("keyed", place, keys, part.items, part.numbers, part.places(), lent)
+        turn = (part.chunk.number, place, part.partition)
+        try:
             reply = self._call(request, turn, name, first, last, timeout)
         except _Unsendable as unsent:
             self._may_stay(unsent.__cause__)
-            if self._keyed_without(place, operator, part, timeout):
-                return
-            made = NotPicklable(
-                f"{name}: an item or key among {place_of(first, last)} does not pickle: {text_of(unsent.__cause__)}",
-                item=item_of(first),
-            )
-            reply = ("failed", failure(made, first, name))
+            if not self._without(place, operator, part, self._unsent(part, name), timeout):
+                where = place_of(first, last)
+                made = NotPicklable(
+                    f"{name}: an item or key among {where} does not pickle: {text_of(unsent.__cause__)}",
+                    item=item_of(first),
+                )
+                self._all_of_it(part, failure(made, first, name))
+            return
         except _Unrestored as unrestored:
             self._may_stay(unrestored.made)
-            reply = ("failed", Failure(unrestored.made))
-        except NotPicklable as error:
-            self._may_stay(error)
-            reply = ("failed", failure(error, first, name))
-        else:
-            self._may_have_stayed([reply[1]] if reply[0] == "failed" else [value for out in reply[1] for value in out])
-        if reply[0] == "done":
-            _, part.outs, bodies, part.spent = reply
-            for out, number in zip(part.outs, part.numbers, strict=True):
-                for value in out:
-                    if value.__class__ is Failure:
-                        _name(value, number, name)
-            operator.take_back(part, bodies)
+            if len(part.items) > 1:
+                self._one_by_one(place, operator, part, timeout)
+            else:
+                self._all_of_it(part, Failure(unrestored.made))
             return
-        # Nothing of it was done: the states are as they were, the error stands for all of its items.
-        part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
-        operator.settle(part)
+        except NotPicklable as error:  # the functions
+            self._may_stay(error)
+            raise
+        if reply[0] == "failed":
+            self._may_have_stayed([reply[1]])
+            self._all_of_it(part, reply[1])
+            return
+        _, outs, bodies, part.spent = reply
+        self._may_have_stayed([value for out in outs for value in out])
+        part.outs = outs
+        for out, number in zip(part.outs, part.numbers, strict=True):
+            for value in out:
+                if value.__class__ is Failure:
+                    _name(value, number, name)
+        operator.take_back(part, bodies)
+
+    def _all_of_it(self, part: Any, failed: Failure) -> None:
+        """Nothing of it was done: the states are as they were, the error stands for all of its items."""
+        part.outs = [[failed]] + [[] for _ in part.items[1:]]
 
     def _may_stay(self, why: object) -> None:
         """This does not travel: an error in its place, or the caller does it."""
@@ -471,34 +487,47 @@ class Pool:
             if value.__class__ is Failure and value.stays:
                 self._may_stay(value.error)
 
-    def _keyed_without(self, place: int, operator: Any, part: Any, timeout: float | None) -> bool:
-        """Do a part without the items that do not pickle, each of which is an error; False where there is none."""
-        outs: list[Any] = [None] * len(part.items)
-        rest: Part = copy.copy(part)
-        rest.outs, rest.finished = [], []
-        there = []
-        for at, (key, item, number) in enumerate(zip(part.keys, part.items, part.numbers, strict=True)):
+    def _unsent(self, part: Any, name: str) -> list[Failure | None]:
+        """By item, what comes of one that does not pickle, or whose key does not."""
+        errors: list[Failure | None] = []
+        for key, item, number in zip(part.keys, part.items, part.numbers, strict=True):
+            made = None
             for what, value in (("item", item), ("key", key)):
-                error = _unsendable(value, self._known)
+                error = _unsendable(value, self._known) if made is None else None
                 if error is not None:
-                    outs[at] = [failure(_item_error(value, number, error, what), number, operator.name)]
-                    break
-            else:
-                there.append(at)
+                    made = failure(_item_error(value, number, error, what), number, name)
+            errors.append(made)
+        return errors
+
+    def _without(
+        self, place: int, operator: Any, part: Any, errors: Sequence[Failure | None], timeout: float | None
+    ) -> bool:
+        """Do a part without the items that have an error; False where there is none."""
+        there = [at for at, error in enumerate(errors) if error is None]
         if len(there) == len(part.items):
             return False
-        rest.positions = [part.positions[at] for at in there]
-        rest.numbers = [part.numbers[at] for at in there]
-        rest.keys = [part.keys[at] for at in there]
-        rest.items = [part.items[at] for at in there]
+        rest = _only(part, there)
         if there:
             self._keyed(place, operator, rest, timeout)
-        else:
-            operator.settle(rest)
+        outs = [[] if error is None else [error] for error in errors]
         for at, out in zip(there, rest.outs, strict=True):
             outs[at] = out
-        part.outs, part.finished, part.spent = outs, rest.finished, rest.spent
+        part.outs, part.spent = outs, rest.spent
         return True
+
+    def _one_by_one(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+        """Each item of a part by itself, of which one cannot be restored, there or here, and so none.
+
+        Functions run again for what had come back with it: the states are those from before.
+        """
+        outs: list[Any] = []
+        spent = 0.0
+        for at in range(len(part.items)):
+            one = _only(part, [at])
+            self._keyed(place, operator, one, timeout)
+            outs += one.outs
+            spent += one.spent
+        part.outs, part.spent = outs, spent
 
     def _call(
         self,
@@ -689,6 +718,16 @@ def _pickled(steps: Sequence[Step]) -> tuple[bytes, dict[type, str]]:
                     item=None,
                 ) from reason
         raise NotPicklable(f"the functions cannot be sent to worker processes: {text_of(error)}", item=None) from error
+
+
+def _only(part: Part, these: Sequence[int]) -> Part:
+    """These items of a part."""
+    some: Part = copy.copy(part)
+    for name in ("positions", "numbers", "keys", "items"):
+        of_all = getattr(part, name)
+        setattr(some, name, [of_all[at] for at in these])
+    some.outs, some.spent = [], 0.0
+    return some
 
 
 def _unsendable(value: Any, known: Mapping[type, str]) -> Exception | None:

@@ -295,7 +295,7 @@ class ByKey:
     def _groups(self, batch: Any) -> Iterable[Any]:
         from penstock._functions.state import own_nan
 
-        need_batch(batch, self.name)
+        need_batch(batch, self.name, self.columns)
         lists = [column_of(batch, name, self.name).to_pylist() for name in self.columns]
         keys = lists[0] if self.single else list(zip(*lists, strict=True))
         if any(float in set(map(type, values)) for values in lists):
@@ -310,10 +310,13 @@ class ByKey:
         return [(key, rows_at(batch, found)) for key, found in places.items()]
 
 
-def need_batch(batch: Any, step: str) -> None:
-    """UserFunctionError unless this is a record batch."""
+def need_batch(batch: Any, step: str, keys: Sequence[str] = ()) -> None:
+    """UserFunctionError unless this is a record batch; `keys`: the columns for which it has to be one."""
     if not is_batch(batch):
-        raise wrong(step, f"needs items that are record batches, got {type(batch).__qualname__}")
+        made = f"needs items that are record batches, got {type(batch).__qualname__}"
+        if keys:
+            made += f": key={keys[0]!r} names a column; of other items give a function, key=lambda item: ..."
+        raise wrong(step, made)
 
 
 def column_of(batch: Any, name: str, step: str) -> Any:
