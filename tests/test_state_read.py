@@ -42,6 +42,7 @@ from penstock._functions.state import BinState
 from penstock._storage import Entry, open_storage
 from penstock.cli import main
 from penstock.cli.state import _table
+from penstock.spark._engine.program import _operator
 from penstock.spark._engine.query import Query
 
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
@@ -217,6 +218,45 @@ def test_what_is_written_now_is_of_version_1() -> None:
     assert [(one["name"], one["types"], one["version"]) for one in facts] == [
         (AGG, state.operators(KEPT)["types"].to_pylist()[0], 1)
     ]
+
+
+def _facts(flow: pk.Flow) -> Any:
+    """What a manifest would say of the keyed steps of a flow."""
+    plan, calls = flow.to_plan(streaming=True)
+    return [_operator(one, calls) for one in _native.plan_check(plan)["operators"]]
+
+
+def test_windows_say_in_which_state_they_are() -> None:
+    """Of rows that are kept, and of partial results of a function: a flow with others begins anew."""
+
+    class Last(pk.Aggregator):
+        def create(self) -> int:
+            return 0
+
+        def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> list[Any]:
+            return states
+
+        def merge(self, state: Any, other: Any) -> Any:
+            return other
+
+        def finish(self, states: list[Any]) -> Any:
+            return {"n": states}
+
+    schema = "k bigint, p bigint, a timestamp, b timestamp"
+
+    def top(window: pk.Window, time: str = "a") -> Any:
+        return _facts(pk.Flow(schema, event_time=time).window(window).top(1, by="p", per="window"))
+
+    ten = top(pk.tumbling("10s"))
+    assert ten == top(pk.tumbling("10s")) and "in windows of 10 s every 10 s by column" in ten[0]["types"]
+    others = [pk.tumbling("20s"), pk.sliding("10s", every="5s"), pk.tumbling("10s", offset="1s")]
+    assert all(ten != top(window) for window in others) and ten != top(pk.tumbling("10s"), "b")
+
+    def last(time: str) -> Any:
+        flow = pk.Flow(f"k bigint, t {time}", event_time="t").key_by("k").window(pk.tumbling("10s"))
+        return _facts(flow.aggregate(Last(), schema="n bigint"))
+
+    assert last("timestamp") == last("timestamp_ntz") != last("bigint")
 
 
 def test_our_folder_in_sparks_location_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,10 +331,13 @@ class KeyedSteps(FlowBase):
         keys = self._keys or ()
         kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in self._key_types(keys)]
         head = list(zip(keys, kinds, strict=True))
-        time_type = None
+        time_type, windows = None, ""
         if self._window is not None:
             time_type = self._key_types([self._time("aggregate")])[0]
             head = [("window_start", time_type), ("window_end", time_type), *head]
+            # Bounds of windows stand in the state as the column counts, in microseconds unless it says otherwise.
+            unit = time_type.unit if pa.types.is_timestamp(time_type) else "ms"
+            windows = f" in window({self._window})" + ("" if unit == "us" else f" in {unit}")
         heads = dict(head)
         taken = [column for column in made.names if column in heads]
         if taken:
@@ -355,7 +358,7 @@ class KeyedSteps(FlowBase):
             "schema": shape,
             "time_type": time_type,
             "sessions": self._window is not None and self._window.kind == "session",
-            "kept": kept if self._window is None else f"{kept} in window({self._window})",
+            "kept": kept + windows,
         }
         plan_step: dict[str, Any] = {
             "op": "aggregate",

@@ -72,6 +72,9 @@ enum Holds {
         group: Vec<usize>,
         /// The column with the end of a group's window.
         end: Option<usize>,
+        /// Those that raw rows are assigned to here.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        windows: Option<OfWindows>,
         #[serde(with = "schema_text")]
         rows: SchemaRef,
     },
@@ -110,6 +113,18 @@ struct OfWindows {
     /// The column of event time.
     #[serde(with = "schema_text")]
     time: SchemaRef,
+}
+
+impl OfWindows {
+    fn new(windows: &Windows, event_time: &EventTime) -> Self {
+        let (size_us, every_us, offset_us) = (windows.size_us(), windows.every_us(), windows.offset_us());
+        OfWindows { size_us, every_us, offset_us, zone: windows.zone().map(Into::into), time: time_of(event_time) }
+    }
+
+    fn words(&self) -> String {
+        let place = explain::place(self.offset_us, self.zone.as_deref());
+        format!(" in windows of {} every {}{place}", explain::time(self.size_us), explain::time(self.every_us))
+    }
 }
 
 fn is_zero(us: &i64) -> bool {
@@ -157,10 +172,7 @@ impl KeyedSpec {
         };
         let holds = match &self.kind {
             KeyedKind::Window { windows, event_time, aggregates: all, .. } => {
-                let time = time_of(event_time);
-                let (size_us, every_us, offset_us) = (windows.size_us(), windows.every_us(), windows.offset_us());
-                let zone = windows.zone().map(Into::into);
-                aggregates(all, Emit::Final, Some(OfWindows { size_us, every_us, offset_us, zone, time }))
+                aggregates(all, Emit::Final, Some(OfWindows::new(windows, event_time)))
             }
             KeyedKind::Session { gap_us, event_time, aggregates } => Holds::Sessions {
                 functions: functions(aggregates),
@@ -172,12 +184,13 @@ impl KeyedSpec {
             KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. } | KeyedKind::Aggregate { .. } => {
                 Holds::Values {}
             }
-            KeyedKind::Top(Top { n, by, descending, group, end, .. }) => Holds::Top {
+            KeyedKind::Top(Top { n, by, descending, group, end, assign, .. }) => Holds::Top {
                 n: *n,
                 by: *by,
                 descending: *descending,
                 group: group.clone(),
                 end: end.as_ref().map(|end| end.column),
+                windows: assign.as_ref().map(|(windows, event_time)| OfWindows::new(windows, event_time)),
                 rows: self.routed.clone(),
             },
             KeyedKind::Join(join) => {
@@ -285,11 +298,7 @@ impl Kept {
             Holds::Aggregates { functions, inputs, windows, emit } => {
                 let each = words_of(functions, inputs);
                 match (windows, emit) {
-                    (Some(of), _) => {
-                        let (size, every) = (explain::time(of.size_us), explain::time(of.every_us));
-                        let place = explain::place(of.offset_us, of.zone.as_deref());
-                        format!("{each} in windows of {size} every {every}{place}")
-                    }
+                    (Some(of), _) => each + &of.words(),
                     (None, Emit::Update) => format!("{each} with updates"),
                     (None, Emit::Final) => each,
                     (None, Emit::New) => "nothing, for ever".into(),
@@ -299,12 +308,17 @@ impl Kept {
                 let rule = if rule.is_empty() { String::new() } else { format!(" ({rule})") };
                 format!("rows ({}) by {one:?} that meet ({}) by {other:?}{rule}", types(left), types(right))
             }
-            Holds::Top { n, by, descending, group, end, rows } => {
+            Holds::Top { n, by, descending, group, end, windows, rows } => {
                 // Groups of windows go with these. Whose times are columns like others stay.
                 let is_window = |at: &usize| rows.fields().get(*at).is_some_and(|field| field.name() == WINDOW_END);
                 let stay = if end.is_none() && group.iter().any(is_window) { ", which stay," } else { "" };
                 let (least, group) = (if *descending { "greatest" } else { "least" }, format!("{group:?}"));
-                format!("the {n} {least} by column {by} of groups {group}{stay} of ({})", types(rows))
+                // Which rows stand in which of them depends on these.
+                let windows = windows.as_ref().map_or_else(String::new, |of| {
+                    let at = of.time.fields().first().and_then(|time| rows.index_of(time.name()).ok());
+                    of.words() + &at.map_or_else(String::new, |at| format!(" by column {at}"))
+                });
+                format!("the {n} {least} by column {by} of groups {group}{stay}{windows} of ({})", types(rows))
             }
         };
         match self.keys.fields().is_empty() {
@@ -419,7 +433,7 @@ impl Kept {
                 let schema = join::Told::columns(left, right);
                 Ok(Telling { new_state, op: Box::new(join::Told::new(left, right)?), schema })
             }
-            Holds::Top { n, by, descending, group, end, rows } => {
+            Holds::Top { n, by, descending, group, end, rows, .. } => {
                 let columns = rows.fields().len();
                 if *n == 0 || group.iter().chain(end).chain([by]).any(|at| *at >= columns) {
                     return Err(unknown("a column that its rows do not have"));

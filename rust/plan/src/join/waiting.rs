@@ -4,8 +4,8 @@
 //! hashes end alike are a chain, so who looks for one passes few others; chains are made by the first that looks, often nobody before they go.
 //! What is taken leaves a gap until the others move up.
 //!
-//! Invariants: ends ascend, and the last is the length of `bytes`; each row before `chained` is in the chain of its hash, behind those that came later, and
-//! no other is in any; the times of rows are between `times`.
+//! Invariants: ends ascend, and the last is the length of `bytes`; each row before `chained` that was not taken is in the chain of its hash, behind those that
+//! came later, and no other is in any; the times of rows are between `times`.
 
 use std::convert::Infallible;
 
@@ -131,7 +131,7 @@ impl Waiting {
         let this = &*self;
         let first = if this.chains.is_empty() { 0 } else { this.chains[this.chain_of(hash)] };
         let places = std::iter::successors(first.checked_sub(1), |at| this.entries[*at as usize].next.checked_sub(1));
-        places.map(|at| at as usize).filter(move |at| this.hashes[*at] == hash && !this.entries[*at].gone)
+        places.map(|at| at as usize).filter(move |at| this.hashes[*at] == hash)
     }
 
     /// Whether a row of this hash waits.
@@ -147,11 +147,34 @@ impl Waiting {
             each(self.get(at));
             self.entries[at].gone = true;
         }
+        if !places.is_empty() {
+            self.unlink(hash);
+        }
         self.gone += places.len();
         if self.is_empty() {
             self.clear();
         } else if self.gone > LEAST_GONE && self.gone > self.len() {
             let Ok(()) = self.retain(|_| Ok::<_, Infallible>(true));
+        }
+    }
+
+    /// Takes the rows that are gone out of the chain of a hash: who looks again does not pass them.
+    fn unlink(&mut self, hash: u64) {
+        let chain = self.chain_of(hash);
+        let (mut next, mut last) = (std::mem::take(&mut self.chains[chain]), None::<usize>);
+        while let Some(at) = next.checked_sub(1).map(|at| at as usize) {
+            let Entry { next: behind, gone, .. } = self.entries[at];
+            if !gone {
+                match last {
+                    None => self.chains[chain] = next,
+                    Some(last) => self.entries[last].next = next,
+                }
+                last = Some(at);
+            }
+            next = behind;
+        }
+        if let Some(last) = last {
+            self.entries[last].next = 0;
         }
     }
 
