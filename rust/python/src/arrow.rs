@@ -21,8 +21,10 @@ use std::sync::{Arc, OnceLock};
 use arrow_array::cast::AsArray;
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
 use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
+use arrow_array::types::{Int16Type, Int32Type, Int64Type};
 use arrow_array::{
-    Array, ArrayRef, GenericStringArray, OffsetSizeTrait, RecordBatch as Batch, StructArray, make_array,
+    Array, ArrayRef, GenericListViewArray, GenericStringArray, OffsetSizeTrait, RecordBatch as Batch, StructArray,
+    make_array,
 };
 use arrow_buffer::ArrowNativeType;
 use arrow_data::ArrayData;
@@ -30,6 +32,7 @@ use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
+use crate::ending::Inside;
 use crate::errors::{self, Kind};
 
 const SCHEMA: &CStr = c"arrow_schema";
@@ -301,7 +304,7 @@ fn readable(batch: Batch) -> PyResult<Batch> {
     Ok(batch)
 }
 
-/// The first value with text that is not UTF-8; of nested types one of its children's.
+/// The first value with text that is not UTF-8; of nested types one of its children's, also one that no row of theirs shows.
 fn unreadable(column: &ArrayRef) -> Option<usize> {
     let within = |values: &ArrayRef, from: usize, to: usize| unreadable(&values.slice(from, to - from));
     match column.data_type() {
@@ -321,6 +324,17 @@ fn unreadable(column: &ArrayRef) -> Option<usize> {
             let (lists, at) = (column.as_list::<i64>(), column.as_list::<i64>().value_offsets());
             within(lists.values(), at[0].as_usize(), at[lists.len()].as_usize())
         }
+        DataType::ListView(_) => unreadable_within(column.as_list_view::<i32>()),
+        DataType::LargeListView(_) => unreadable_within(column.as_list_view::<i64>()),
+        DataType::RunEndEncoded(ends, _) => match ends.data_type() {
+            DataType::Int16 => unreadable(column.as_run::<Int16Type>().values()),
+            DataType::Int32 => unreadable(column.as_run::<Int32Type>().values()),
+            _ => unreadable(column.as_run::<Int64Type>().values()),
+        },
+        DataType::Union(fields, _) => {
+            let union = column.as_union();
+            fields.iter().find_map(|(id, _)| unreadable(union.child(id)))
+        }
         DataType::Map(..) => {
             let maps = column.as_map();
             let at = maps.value_offsets();
@@ -330,6 +344,14 @@ fn unreadable(column: &ArrayRef) -> Option<usize> {
         DataType::FixedSizeList(..) => unreadable(column.as_fixed_size_list().values()),
         _ => None,
     }
+}
+
+/// Of lists whose values may lie in any order.
+fn unreadable_within<O: OffsetSizeTrait>(lists: &GenericListViewArray<O>) -> Option<usize> {
+    let places = lists.offsets().iter().zip(lists.sizes()).map(|(at, size)| (at.as_usize(), size.as_usize()));
+    let shown = places.filter(|(_, size)| *size > 0).map(|(at, size)| (at, at + size));
+    let (from, to) = shown.reduce(|(from, to), (at, end)| (from.min(at), to.max(end)))?;
+    unreadable(&lists.values().slice(from, to - from))
 }
 
 /// The first row that is not UTF-8. One pass over the bytes of all rows at once, row by row only where they are not plain ASCII.
@@ -383,9 +405,15 @@ fn import_stream(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
     // SAFETY: checked name, living capsule, interpreter lock held; `from_raw` moves the structure out and leaves a
     // released one, as for arrays.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.as_ptr()) };
-    let reader = RecordBatchStreamReader::try_new(stream).map_err(|error| errors::arrow(&error))?;
-    let schema = arrow_array::RecordBatchReader::schema(&reader);
-    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| errors::arrow(&error))?;
+    // Its producer may wait for threads of its own that run Python, such as those of a file system.
+    let inside = Inside::new();
+    let read = py.detach(move || {
+        let reader = RecordBatchStreamReader::try_new(stream)?;
+        let schema = arrow_array::RecordBatchReader::schema(&reader);
+        reader.collect::<Result<Vec<_>, _>>().map(|batches| (schema, batches))
+    });
+    drop(inside);
+    let (schema, batches) = read.map_err(|error| errors::arrow(&error))?;
     match <[Batch; 1]>::try_from(batches) {
         Ok([batch]) => Ok(batch),
         Err(batches) => arrow_select::concat::concat_batches(&schema, &batches).map_err(|error| errors::arrow(&error)),
