@@ -6,6 +6,7 @@
 //! Invariants: a layout covers every hash exactly once, and every range has one owner.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 
 pub use penstock_files::{MAX_LENGTH, Range};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,9 @@ pub enum LayoutError {
     /// A range is named that is part of one that is whole.
     #[error("bin {0} is not there: what it would be part of is whole")]
     Absent(Range),
+    /// A text is none of a layout.
+    #[error("a layout that cannot be read")]
+    Text,
     /// Parts would be shorter than ranges can be, or not shorter than what is split.
     #[error("bin {range} by {by} bits: parts have {MAX_LENGTH} bits at most, and more than what is split")]
     Fine {
@@ -43,46 +47,47 @@ pub enum LayoutError {
 
 /// Who owns each range of one operator; owners are worker indices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "Form", try_from = "Form")]
+#[serde(into = "String", try_from = "String")]
 pub struct Layout {
     ranges: Vec<(Range, u32)>,
 }
 
-/// How a layout travels.
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum Form {
-    /// Ranges of one length.
-    Even {
-        length: u8,
-        owners: Vec<u32>,
-    },
-    Mixed {
-        ranges: Vec<(Range, u32)>,
-    },
-}
-
-impl From<Layout> for Form {
-    fn from(Layout { ranges }: Layout) -> Form {
-        let length = ranges[0].0.length();
-        match ranges.iter().all(|(range, _)| range.length() == length) {
-            true => Form::Even { length, owners: ranges.into_iter().map(|(_, owner)| owner).collect() },
-            false => Form::Mixed { ranges },
+/// How a layout travels, to each member: one text, of which a driver of many members makes nothing per bin. Owners in order of the ranges, behind
+/// the length of theirs: `3:0,1,0,1,0,1;4:0,0;3:1`.
+impl From<Layout> for String {
+    fn from(Layout { ranges }: Layout) -> String {
+        let (mut text, mut before) = (String::with_capacity(4 * ranges.len()), None);
+        for (range, owner) in ranges {
+            let length = range.length();
+            match before.replace(length) {
+                Some(before) if before == length => text.push(','),
+                None => write!(text, "{length}:").expect("a text takes all"),
+                Some(_) => write!(text, ";{length}:").expect("a text takes all"),
+            }
+            write!(text, "{owner}").expect("a text takes all");
         }
+        text
     }
 }
 
-impl TryFrom<Form> for Layout {
+impl TryFrom<String> for Layout {
     type Error = LayoutError;
 
-    fn try_from(form: Form) -> Result<Layout, LayoutError> {
-        match form {
-            Form::Even { length, owners } => {
-                let range = |prefix| Range::new(prefix, length).ok_or(LayoutError::Gap);
-                Layout::new((0..).zip(owners).map(|(at, owner)| Ok((range(at)?, owner))).collect::<Result<_, _>>()?)
+    fn try_from(text: String) -> Result<Layout, LayoutError> {
+        let (mut ranges, mut at) = (Vec::new(), 0_u64);
+        for run in text.split(';') {
+            let (length, owners) = run.split_once(':').ok_or(LayoutError::Text)?;
+            let length: u8 = length.parse().ok().filter(|length| *length <= MAX_LENGTH).ok_or(LayoutError::Text)?;
+            for owner in owners.split(',') {
+                let owner = owner.parse().map_err(|_| LayoutError::Text)?;
+                // What does not begin where a range of this length can overlaps the one before, or leaves a gap.
+                let prefix = u32::try_from(at >> (MAX_LENGTH - length)).map_err(|_| LayoutError::Gap)?;
+                let range = Range::new(prefix, length).ok_or(LayoutError::Gap)?;
+                at += range.width();
+                ranges.push((range, owner));
             }
-            Form::Mixed { ranges } => Layout::new(ranges),
         }
+        Layout::new(ranges)
     }
 }
 

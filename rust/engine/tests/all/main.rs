@@ -9,5 +9,6 @@ mod runs;
 #[path = "../support/sim/mod.rs"]
 mod sim;
 
+mod layouts;
 mod protocol;
 mod simulation;
