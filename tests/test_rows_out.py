@@ -11,6 +11,7 @@ import random
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -890,3 +891,66 @@ def test_numbers_and_times_that_a_column_cannot_hold_are_refused(
     for wrong, reason in says.items():
         with pytest.raises(UserFunctionError, match=reason):
             out([*fits, wrong])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.int64()), [np.array(0.7)]),
+        (pa.struct({"q": pa.int64()}), {"q": np.array(0.7)}),
+        (pa.map_(pa.int64(), pa.int64()), {1: np.array(0.7)}),
+        (pa.list_(pa.int64()), [np.array(True)]),
+        (pa.list_(pa.date32()), [np.array(5.7)]),
+        (pa.list_(pa.timestamp("us")), [np.array(5.7)]),
+    ],
+)
+def test_an_array_without_dimensions_is_no_number(kind: pa.DataType, value: Any) -> None:
+    look = look_into(kind)
+    assert look is not None and look([value]) is not None
+    given = [np.array([1, 2])] if pa.types.is_list(kind) and kind.value_type == pa.int64() else None
+    assert given is None or look(given) is None
+
+
+def refused(schema: str, *values: Any) -> str:
+    """What is said of rows of one column, and of two."""
+    said = ""
+    for more in ((), (7,)):
+        flow = pk.Flow("k bigint").flat_map(
+            partial(lambda rows, row: rows, [(value, *more) for value in values]),
+            schema=", ".join([f"x {schema}", "k bigint"][: 1 + len(more)]),
+            rows=True,
+        )
+        with pytest.raises(UserFunctionError) as caught:
+            flow.collect(pa.table({"k": [7]}))
+        said += str(caught.value)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "says"),
+    [
+        ("struct<price:bigint>", {"pricee": 5}, "which has a struct with the field 'pricee', which its type has not"),
+        ("struct<price:bigint>", [("price", 5), ("y", 6)], "which has a struct with the field 'y'"),
+        ("array<struct<a:string>>", [{"a": "b"}, {"c": "d"}], "which has a struct with the field 'c'"),
+        ("timestamp", "2024-01-01", "'2024-01-01', which has text for a timestamp: give a datetime"),
+        ("date", "2024-01-01", "'2024-01-01', which has text for a date: give a datetime.date"),
+        ("timestamp", datetime.date(2024, 1, 1), "which has a date for a timestamp: give a datetime"),
+        ("timestamp_ntz", pd.NaT, "NaT, which has"),
+        ("decimal(5,2)", 1.5, "put out: 1.5 (int or Decimal"),
+        ("array<bigint>", "ab", "put out: 'ab', which has text for a list"),
+    ],
+)
+def test_what_a_type_does_not_take_is_named(schema: str, value: Any, says: str) -> None:
+    for values in ((value,), (None, value, None)):
+        said = refused(schema, *values)
+        assert said.count(says) == 2, said
+
+
+def test_fields_of_a_struct_that_are_left_out_are_null() -> None:
+    flow = pk.Flow("k bigint").flat_map(
+        lambda row: [({"a": 1},), ({},), ({"b": "x", "a": None},), (None,)],
+        schema="s struct<a:bigint,b:string>",
+        rows=True,
+    )
+    kept = flow.collect(pa.table({"k": [7]}))["s"].to_pylist()
+    assert kept == [{"a": 1, "b": None}, {"a": None, "b": None}, {"a": None, "b": "x"}, None]

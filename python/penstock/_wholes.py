@@ -108,6 +108,8 @@ def look_into(kind: pa.DataType) -> _Look | None:
         return partial(_entries, looks)
     elif is_type.is_struct(kind):
         parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
+        looks = [(part, look) for part, inner in parts if (look := look_into(inner)) is not None]
+        return partial(_fields, {field.name: None for field in kind}, looks)
     elif hasattr(kind, "value_type"):
         look = look_into(kind.value_type)
         return partial(_of_list, [] if look is None else [(iter, look)])
@@ -121,8 +123,12 @@ def _fractions(values: Collection[Any]) -> str | None:
     kinds = set(map(type, values))
     if any(map(_is_time, kinds)):
         return _TIME
-    cut = any((issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) for kind in kinds)
-    return FRACTION if cut else None
+    return FRACTION if any(map(_may_be_cut, kinds)) else None
+
+
+def _may_be_cut(kind: type) -> bool:
+    # Of an array without dimensions pyarrow takes the number and drops its fraction.
+    return (issubclass(kind, Number) and not issubclass(kind, Integral)) or _is_truth(kind) or is_array(kind)
 
 
 def _floats(width: int, values: Collection[Any]) -> str | None:
@@ -168,7 +174,8 @@ def _times(kind: pa.DataType) -> _Look:
     elif is_type.is_time(kind):
         wanted = "a time: give a datetime.time"
     number = f"has a number for {wanted}"
-    dated = is_type.is_timestamp(kind) or is_type.is_date(kind)
+    timed = is_type.is_timestamp(kind)
+    dated = timed or is_type.is_date(kind)
     of_day = is_type.is_time(kind)
     day = is_type.is_date(kind)
     zoned = is_type.is_timestamp(kind) and kind.tz is not None
@@ -178,8 +185,12 @@ def _times(kind: pa.DataType) -> _Look:
 
     def look(values: Collection[Any]) -> str | None:
         kinds = set(map(type, values))
-        if any(map(_is_number, kinds)):
+        if any(_is_number(one) or is_array(one) for one in kinds):
             return number
+        if any(issubclass(one, str) for one in kinds):
+            return f"has text for {wanted}"
+        if timed and any(issubclass(one, datetime.date) and not issubclass(one, datetime.datetime) for one in kinds):
+            return f"has a date for {wanted}"
         if least and any(_microseconds(one) % least for one in values):
             return _FINER.format(unit)
         if (
@@ -260,6 +271,21 @@ def _of_map(place: int, value: Any) -> Iterable[Any]:
     entries = value.items() if isinstance(value, dict) else value
     of_dict = ("key", "value")[place]
     return (entry[of_dict] if isinstance(entry, dict) else entry[place] for entry in entries)
+
+
+def _fields(names: dict[str, None], looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
+    """A field that the type has not would be lost, as by a slip in its name; one that is left out is a null."""
+    for value in values:
+        if isinstance(value, tuple) or not hasattr(value, "__iter__"):
+            continue
+        try:
+            given = value if isinstance(value, dict) else dict(value)
+        except (TypeError, ValueError):  # told by what makes a column of it
+            continue
+        if not given.keys() <= names.keys():
+            other = next(name for name in given if name not in names)
+            return f"has a struct with the field {other!r}, which its type has not: it has {', '.join(names)}"
+    return _inside(looks, values) if looks else None
 
 
 def _of_struct(place: int, name: str, value: Any) -> Iterable[Any]:

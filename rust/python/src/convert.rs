@@ -243,9 +243,16 @@ pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Resul
             Ok(column) => columns.push(column),
             // Which row it is costs nothing where all fit.
             Err(Misfit::Value { column, mut reason, .. }) => {
-                let place = tuples.iter().position(|row| hold(at, field, std::slice::from_ref(row)).is_err());
-                if let Some(place) = place.filter(|_| width > 1) {
-                    reason += &format!(", in the row {}", short(tuples[place].as_any()));
+                let alone = |(place, row)| Some((place, hold(at, field, std::slice::from_ref(row)).err()?));
+                let found = tuples.iter().enumerate().find_map(alone);
+                let place = found.as_ref().map(|(place, _)| *place);
+                if let Some((place, misfit)) = found {
+                    if let Misfit::Value { reason: alone, .. } = misfit {
+                        reason = alone;
+                    }
+                    if width > 1 {
+                        reason += &format!(", in the row {}", short(tuples[place].as_any()));
+                    }
                 }
                 return Err(Misfit::Value { column, reason, place });
             }
@@ -328,7 +335,18 @@ fn from_values<'py>(
             if is_seen && let Some(found) = cut().map_err(told)? {
                 return refused(found);
             }
-            let array = pyarrow(py)?.call_method1("array", (&values, &kind)).map_err(told)?;
+            let array = match pyarrow(py)?.call_method1("array", (&values, &kind)) {
+                Ok(array) => array,
+                Err(error) => match cut() {
+                    Ok(Some(found)) if !is_seen => return refused(found),
+                    // Of one value it is that.
+                    _ if values.len() == 1 => {
+                        let reason = format!("{} ({})", short(&values.get_item(0)?), error.value(py));
+                        return Err(Misfit::of(field, reason));
+                    }
+                    _ => return Err(told(error)),
+                },
+            };
             match if is_seen { None } else { cut()? } {
                 Some(found) => refused(found),
                 None => Ok(import_array(&array)?),
