@@ -105,6 +105,18 @@ def test_a_coroutine_function_is_refused_where_it_is_given(where: str) -> None:
 
 
 @pytest.mark.parametrize("where", STEPS)
+def test_what_is_no_function_is_refused_where_it_is_given(where: str) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            getattr(stream, where)(None)
+
+    says = "is a function or names of columns, got None" if where == "exchange" else f"{where}.*: None is no function"
+    with pytest.raises((errors.ConfigError, errors.BlockError), match=says):
+        pk.execute(program, workers=1)
+
+
+@pytest.mark.parametrize("where", STEPS)
 @pytest.mark.usefixtures("all_awaited")
 def test_a_coroutine_that_is_returned_all_the_same_is_an_error_that_names_the_item(where: str) -> None:
     def some(*given: Any) -> Any:

@@ -71,6 +71,15 @@ def test_deltas_refuse_and_stay_as_they_were() -> None:
         pk.graph.Deltas("p(diff) :- e(diff, x)")
 
 
+def test_a_column_that_says_what_goes_is_not_passed_over() -> None:
+    deltas = pk.graph.Deltas("tri(a, b, c) :- e(a, b), e(a, c), e(b, c)")
+    edges = pa.table({"src": [9], "dst": [9], "diff": [-1]})
+    for each in (edges, edges.to_batches()[0], edges.to_pandas()):
+        with pytest.raises(errors.SchemaError, match=r"relation 'e' has a column 'diff'.*removed="):
+            deltas.update({"e": each})
+    assert deltas.update({"e": edges.select(["src", "diff"])}).num_rows == 0, "one of two is where edges end"
+
+
 def test_a_first_batch_without_rows_or_types_lets_no_other_nodes_in() -> None:
     nothing = pa.record_batch({"a": pa.nulls(0), "b": pa.nulls(0)})
     deltas = pk.graph.Deltas("p(x, y) :- e(x, y)")

@@ -73,6 +73,20 @@ def test_what_is_wrong_leaves_no_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_file_does_not_replace_the_edges_that_it_is_made_of(tmp_path: Path) -> None:
+    edges = tmp_path / "e.txt"
+    edges.write_text("1 2\n2 3\n")
+    (tmp_path / "link").symlink_to(edges)
+    for path, given in ((edges, str(edges)), (tmp_path / "link", edges), (edges, [str(edges)])):
+        with pytest.raises(errors.ConfigError, match="relation 'e' are read from it; name another file"):
+            pk.graph.Index.build(path, {"e": given})  # type: ignore[dict-item]
+        assert edges.read_text() == "1 2\n2 3\n"
+    for _ in range(2):
+        assert pk.graph.Index.build(tmp_path / "e.graph", {"e": edges}).nodes == 3
+    with pytest.raises(errors.StorageError, match=r"is a folder; name the file that Index\.build"):
+        pk.graph.Index.open(tmp_path)
+
+
 def test_more_relations_than_a_file_has_are_refused(tmp_path: Path) -> None:
     edges = pa.table({"a": [1], "b": [2]})
     relations = {f"r{number}": edges for number in range(4098)}

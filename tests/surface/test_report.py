@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import errors
 from penstock._durations import duration_text
 from penstock.cli import main
 from penstock.report import Change, Check, Epoch, Migration, Slice, Timeline, WorkerSample, page
@@ -395,6 +396,11 @@ def test_dollars_in_names_are_dollars(name: str) -> None:
     shown = re.findall(r">([^<>]*)</text>", latency_svg(run))
     assert {name, f"a batch of {name}", f"epoch of {name}"} <= set(shown) and shown.count(name) == 2
     assert latency_png(run).startswith(b"\x89PNG")
+
+
+def test_a_page_of_what_is_no_timeline_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match=r"made of a Timeline, .*not of 'timeline\.json'"):
+        page("timeline.json")  # type: ignore[arg-type]
 
 
 def test_the_page_of_nothing_is_a_page() -> None:

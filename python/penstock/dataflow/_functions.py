@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from penstock._coroutines import UNRUN, require_plain, unrun
 from penstock._functions.calls import locate, user_error
 from penstock._functions.short import short
-from penstock.errors import BlockError, PenstockError, UserFunctionError
+from penstock.errors import BlockError, ConfigError, PenstockError, UserFunctionError
 
 __all__ = [
     "each_block",
@@ -59,6 +59,11 @@ def failed(
     return made
 
 
+def _require_function(func: Any, step: str) -> None:
+    if not callable(func):
+        raise ConfigError(f"{step}: {short(func)} is no function")
+
+
 def _items(step: str, block: Any, instead: str) -> list[Any]:
     if isinstance(block, list):
         return block
@@ -82,6 +87,7 @@ def each_item(
     ConfigError
         For a coroutine function; where results are ignored for a generator function as well.
     """
+    _require_function(func, step)
     require_plain(func, step, ignored=ignored)
 
     def call(block: Any) -> R:
@@ -100,6 +106,7 @@ def each_item(
 
 def each_block(step: str, func: Callable[..., R], *, ignored: bool = False) -> Callable[..., R]:
     """`func` itself, with its exceptions turned into the user's error; as `each_item`."""
+    _require_function(func, step)
     require_plain(func, step, ignored=ignored)
     refused = UNRUN if ignored else (CoroutineType,)
 

@@ -272,7 +272,7 @@ class Stream(Generic[X]):
             step = f"exchange {name_of(key)}"
             made = self._native.exchange_keys(step, keys_of(step, key), refusal(step, key))
         else:
-            columns = list(key)
+            columns = list(key) if isinstance(key, Iterable) else []
             if not columns or not all(isinstance(column, str) for column in columns):
                 raise BlockError(f"the key of an exchange is a function or names of columns, got {key!r}")
             made = self._native.exchange_columns(f"exchange {', '.join(columns)}", columns)

@@ -324,6 +324,14 @@ class Deltas:
 
 
 def _local(name: str, edges: Edges | DataFrame) -> Edges:
+    columns: Any = getattr(getattr(edges, "schema", None), "names", None)
+    if columns is None:
+        columns = getattr(edges, "columns", ())
+    if "diff" in list(columns)[2:]:
+        raise SchemaError(
+            f"relation {name!r} has a column 'diff', which is not looked at here: give edges that go as removed=, or"
+            " leave it out"
+        )
     if is_spark(edges):
         from penstock.spark.graph import edge_batches
 

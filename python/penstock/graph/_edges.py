@@ -26,7 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import TypeIs
 
-__all__ = ["Edges", "Ids", "Source", "check_columns", "edge_columns", "is_spark", "node_kind", "read_edges", "sources"]
+__all__ = [
+    "Edges",
+    "Ids",
+    "Source",
+    "check_columns",
+    "edge_columns",
+    "is_spark",
+    "node_kind",
+    "paths_of",
+    "read_edges",
+    "sources",
+]
 
 
 class ArrowStream(Protocol):
@@ -214,7 +225,7 @@ def sources(
 def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["number", "text"]) -> Source:
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(f"relation {name!r}: a name is letters, digits and underscores, as a pattern writes it")
-    paths = _paths(edges)
+    paths = paths_of(edges)
     if paths is not None:
         if columns is not None:
             raise ConfigError(
@@ -262,7 +273,8 @@ def _told(name: str, fields: Sequence[pa.Field]) -> Ids | None:
     return None if all(pa.types.is_null(field.type) for field in fields) else node_kind(name, fields)
 
 
-def _paths(edges: Edges) -> list[str] | None:
+def paths_of(edges: Edges) -> list[str] | None:
+    """The files that edges are read from; None where they are no paths."""
     if isinstance(edges, (str, Path)):
         return [os.fspath(edges)]
     if isinstance(edges, (list, tuple)) and edges and all(isinstance(path, (str, Path)) for path in edges):

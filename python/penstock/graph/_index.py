@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from penstock._sizes import parse_bytes
-from penstock.errors import ConfigError
-from penstock.graph._edges import Edges, Ids, sources
+from penstock.errors import ConfigError, StorageError
+from penstock.graph._edges import Edges, Ids, paths_of, sources
 from penstock.graph._matches import Counted, Matches
 from penstock.graph._options import Options, Progress, Unit, counted, pattern_text, piece, variables
 
@@ -102,7 +102,7 @@ class Index:
         Parameters
         ----------
         path : path
-            The file; it appears whole or not at all. What was there is replaced.
+            The file; it appears whole or not at all. What was there is replaced, but for what edges are read from.
         relations, columns, ids, self_loops, shape
             As for `Index`. Repeated edges count once.
         memory : int or str, default 128 MiB
@@ -132,6 +132,9 @@ class Index:
             raise ConfigError(f"memory={memory!r} must be {1 << 20} to {1 << 50} bytes")
         kind, opened = sources(relations, columns, ids)
         file = Path(path)
+        for name, edges in relations.items():
+            if any(os.path.exists(one) and file.exists() and file.samefile(one) for one in paths_of(edges) or ()):
+                raise ConfigError(f"path {path}: edges of relation {name!r} are read from it; name another file")
         builder = _native.GraphFileBuilder(kind, file.absolute().parent, budget)
         for source in opened:
             builder.relation(source.name, self_loops)
@@ -157,6 +160,8 @@ class Index:
         """
         from penstock import _native
 
+        if os.path.isdir(path):
+            raise StorageError(f"{os.fspath(path)}: is a folder; name the file that Index.build or save wrote")
         made = cls.__new__(cls)
         made._handle = _native.GraphIndex.open(Path(path))
         return made

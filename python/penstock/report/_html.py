@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from penstock._durations import duration_text
 from penstock._extras import how_to_install
+from penstock._functions.short import short
+from penstock.errors import ConfigError
 from penstock.report._timeline import Check, Timeline, heaviest, joined, per_worker, size_text
 
 __all__ = ["no_picture", "page", "save_page"]
@@ -79,6 +81,8 @@ def no_picture(error: Exception) -> str:
 
 def _page(timeline: Timeline) -> tuple[str, str | None]:
     """The page, and why it has no picture."""
+    if not isinstance(timeline, Timeline):
+        raise ConfigError(f"a page is made of a Timeline, such as engine.timeline(), not of {short(timeline)}")
     picture, why = _picture(timeline)
     begin, end = timeline.span
     title = escape(timeline.title or "penstock run")
