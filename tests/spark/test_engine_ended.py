@@ -276,18 +276,42 @@ class Thread:
         return self.alive
 
 
+class Looks:
+    """How often a watch has asked whether a query has ended."""
+
+    def __init__(self, watch: Ended) -> None:
+        self.count, self._asks = 0, watch._is_over
+        watch._is_over = self._ask  # type: ignore[method-assign]
+
+    def _ask(self, *about: Any) -> bool:
+        over = self._asks(*about)
+        self.count += 1
+        return over
+
+    def wait(self, more: int) -> None:
+        least = self.count + more
+        wait_for(lambda: self.count >= least, what="it is looked at")
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes the watch of an engine, for which a checkpoint is there as long as its place is in a set.
 
-    Those of some queries are Spark's own.
+    Those of some queries are Spark's own. Spark counts those as active that are in another set.
     """
     monkeypatch.setattr("penstock.spark._engine.ended._LOOK_S", 0.01)
     monkeypatch.setattr("penstock.spark._engine.ended._AGAIN_S", 0.02)
     made: list[Ended] = []
 
-    def make(linger: float, there: set[str | None], gone: list[str], temporary: Collection[str] = ()) -> Ended:
+    def make(
+        linger: float,
+        there: set[str | None],
+        gone: list[str],
+        temporary: Collection[str] = (),
+        active: Collection[str] = (),
+    ) -> Ended:
         watch = Ended(None, "test", linger, gone.append)
+        monkeypatch.setattr(watch, "_running", lambda query_id: query_id if query_id in active else None)
         monkeypatch.setattr(watch, "_checkpoint", lambda query_id: f"checkpoint of {query_id}")
         monkeypatch.setattr(watch, "_is_temporary", temporary.__contains__)
         monkeypatch.setattr(watch, "_exists", there.__contains__)
@@ -303,7 +327,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(("linger", "dropped"), [(0.0, True), (3_600.0, False)])
 def test_what_counts_as_an_end(watched: Any, linger: float, dropped: bool) -> None:
     gone: list[str] = []
-    watch = watched(linger, set(), gone)
+    active = {"q", "other"}
+    watch = watched(linger, set(), gone, active=active)
     first, second = Thread(1), Thread(2)
     watch.saw("q", first)
     watch.saw("q", first)
@@ -312,12 +337,54 @@ def test_what_counts_as_an_end(watched: Any, linger: float, dropped: bool) -> No
     first.alive = False
     assert watch.runs("q")
     second.alive = False
+    active.remove("q")
     assert not watch.runs("q")
     if dropped:
         wait_for(lambda: watch._thread is None, what="the thread has ended")
     else:
         wait_for(lambda: watch._lives["q"].gone is not None, what="the end is seen")
     assert gone == (["q"] if dropped else [])
+
+
+def test_a_query_whose_batches_come_by_threads_of_a_users_runs_between_them(watched: Any) -> None:
+    """The thread that is seen ends with each batch. Its state was gone after `linger`."""
+    gone: list[str] = []
+    active = {"q"}
+    watch = watched(0.0, set(), gone, {"q"}, active)
+    looks = Looks(watch)
+    for number in range(3):
+        watch.saw("q", thread := Thread(number))
+        thread.alive = False
+        looks.wait(3)
+        assert watch.runs("q") and not watch._lives["q"].ended and gone == []
+    active.clear()
+    wait_for(lambda: watch._thread is None, what="the end is told")
+    assert gone == ["q"]
+
+
+@pytest.mark.parametrize("which", ["thread", "query"])
+def test_what_spark_does_not_tell_is_no_end(watched: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """An interrupt within a call of the JVM costs all threads their connections."""
+    gone: list[str] = []
+    active = {"q"}
+    watch, thread = watched(0.0, set(), gone, {"q"}, active), Thread(1)
+    looks = Looks(watch)
+
+    def broken(*about: Any) -> Any:
+        raise ConnectionError("Answer from Java side is empty")
+
+    with monkeypatch.context() as patch:
+        if which == "thread":
+            patch.setattr(thread, "isAlive", broken)
+        else:
+            patch.setattr(watch, "_running", broken)
+            thread.alive = False
+        watch.saw("q", thread)
+        looks.wait(3)
+        assert gone == [] and not watch._lives["q"].ended
+    thread.alive = False
+    active.clear()
+    wait_for(lambda: gone == ["q"], what="its end is told")
 
 
 def test_without_a_thread_the_next_batch_watches(

@@ -36,7 +36,8 @@ _AGAIN_S = 30.0
 class _Life:
     """One run of a Spark query."""
 
-    #: The JVM's thread that runs its batches; when it has ended, Spark has cleaned up after the query.
+    #: The JVM's thread that runs its batches; when it has ended, Spark has cleaned up after the query. Or that of a
+    #: thread of the user's, which ends before the query does.
     thread: Any
     number: int
     #: Where its checkpoint is; None where that cannot be found out.
@@ -147,8 +148,7 @@ class Ended:
 
     def _is_over(self, query_id: str, life: _Life, now: float) -> bool:
         """Whether its query cannot come back, and was kept for long enough; else says when to look again."""
-        # Its batches may come by way of threads of the user's, which end before it does.
-        life.ended = life.ended or not (self._alive(life) or self._active(query_id))
+        life.ended = life.ended or (not self._alive(life) and self._active(query_id) is False)
         life.next = now + _LOOK_S
         if not life.ended:
             return False
