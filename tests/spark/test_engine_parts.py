@@ -688,7 +688,7 @@ def test_tasks_carry_keys_of_their_own_from_which_the_secret_does_not_follow() -
     schema = pa.schema([("k", pa.int64())])
     piece = Piece(1, "127.0.0.1:1", 0, 1)
     carried = [
-        ResidentTask("127.0.0.1:1", secret.member(3), "engine", 3),
+        ResidentTask("127.0.0.1:1", secret.member(3), "engine", 3, "job"),
         FeedTask("q", 7, {"input": schema}, (), secret.feed("q", 7)),
         DrainTask("q", 7, "rows", (piece,), schema, secret.drain("q", 7)),
         GangTask(b"", 1, schema, schema, secret.mesh(), "run", 1.0),

@@ -445,6 +445,68 @@ def test_a_member_that_goes_when_it_is_told_is_not_cancelled(engine: Engine, mon
     assert engine.context.cancelled == []
 
 
+def test_a_second_attempt_that_loads_goes_with_the_one_that_serves(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once one of the two returns their job has ended: neither is waited for, or cancelled."""
+    monkeypatch.setattr(engine.residents, "_silence", 30.0)
+    monkeypatch.setattr(engine.residents, "_prepare", lambda member, then: None)
+    [job] = engine.context.jobs
+    job.attempt()
+    wait_for(lambda: len(engine.joined) == 2, what="the second attempt, which loads")
+    engine.residents._retire({"slot": 0})
+    assert all(member.dismissed for member in engine.joined)
+    wait_for(lambda: job.over.is_set(), what="the end of its job")
+    assert engine.context.cancelled == []
+
+
+def test_who_loads_for_a_slot_that_is_given_up_does_not_serve_the_next_resident_of_that_number(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job was cancelled, and the bins that it got by then were lost with it."""
+    loads: list[tuple[Member, Callable[[], None]]] = []
+    monkeypatch.setattr(engine.residents, "_prepare", lambda member, then: loads.append((member, then)))
+    monkeypatch.setattr(engine.context, "cancelJobGroup", lambda group: None)  # it takes its time
+    engine.executor.ask({"Rescale": {"handle": 1, "workers": 2, "free": 1}})
+    wait_for(lambda: loads, what="the second resident loads")
+    engine.residents._retire({"slot": 1})
+    engine.residents._start({"slot": 1})
+    wait_for(lambda: len(loads) == 2, what="the next one loads")
+    (first, there), (second, comes) = loads
+    there()
+    comes()
+    wait_for(lambda: engine.residents.complete, what="it is there")
+    assert engine.residents.members[1] is second and first.dismissed
+
+
+def test_who_comes_of_a_job_that_is_over_serves_nothing(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task began just as the job was cancelled."""
+    first, [job], attempt = engine.serving, engine.context.jobs, Job.attempt
+    monkeypatch.setattr(Job, "attempt", lambda self: None)  # no slot is free
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: first.lost is not None, what="the loss of the first")
+    job.end("cancelled")
+    wait_for(lambda: len(engine.context.jobs) == 2, what="the next job")
+    late = attempt(job)
+    wait_for(lambda: len(engine.joined) == 2, what="one of the job before")
+    assert late.wait(30) == 0, "it holds no task slot"
+    assert not engine.residents.complete
+    attempt(engine.context.jobs[1])
+    wait_for(lambda: engine.residents.complete, what="the replacement")
+    assert engine.serving is engine.joined[2] and engine.context.cancelled == []
+
+
+def test_who_waits_beside_one_that_was_sent_away_as_it_came_does_not_wait_for_ever(engine: Engine) -> None:
+    """The protocol took it for the member of the slot, and nobody else did."""
+    first, [job] = engine.serving, engine.context.jobs
+    process = spare(engine)
+    engine.residents._seats[0].member = None
+    os.kill(first.pid, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    wait_for(lambda: engine.residents.complete, what="the replacement")
+    assert engine.context.cancelled == [job.group] and engine.serving.id > engine.joined[1].id
+
+
 def test_a_second_attempt_that_cannot_join_does_not_end_the_first(engine: Engine) -> None:
     """Nor does one that comes while the registry cannot be reached."""
     first, [job] = engine.serving, engine.context.jobs

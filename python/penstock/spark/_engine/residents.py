@@ -83,6 +83,8 @@ class ResidentTask:
         Name of the engine.
     slot : int
         Which resident this is.
+    job : str
+        The group of its job: one of a job that is over serves no slot.
     silence : float
         Seconds after which the driver gives a silent member up; it says that it lives six times in that.
     staging_memory : int or None
@@ -97,6 +99,7 @@ class ResidentTask:
     key: Key
     engine: str
     slot: int
+    job: str
     silence: float = 60.0
     staging_memory: int | None = None
     hints: Hints = field(default_factory=Hints)
@@ -113,6 +116,7 @@ class ResidentTask:
         budget = staging_bytes(self.hints) if self.staging_memory is None else self.staging_memory
         info = {
             "slot": self.slot,
+            "job": self.job,
             "engine": self.engine,
             "executor": executor_name(),
             "task": _task(),
@@ -412,6 +416,7 @@ class Residents:
             self._secret.member(seat.slot),
             self._name,
             seat.slot,
+            seat.group,
             self._silence,
             memory,
             hints,
@@ -469,6 +474,13 @@ class Residents:
     def _on_joined(self, member: Member) -> None:
         if self._closing.is_set():
             self._hub.dismiss(member, "the engine is closing")
+            return
+        with self._lock:
+            seat = self._seats.get(member.slot)
+        # One of another release tells no job, and is for the judge.
+        if seat is None or seat.retired.is_set() or member.info.get("job", seat.group) != seat.group:
+            # Its job was cancelled as its task began.
+            self._hub.dismiss(member, _REASONS["Unneeded"])
             return
         unfit = self._judge(member)
         if unfit is not None:
@@ -531,7 +543,7 @@ class Residents:
             self._executor.begin(seat.thread)
             return
         gone, seat.member = seat.member, None
-        if gone is not None and (gone.hung or seat.spares):
+        if seat.spares or (gone is not None and gone.hung):
             # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
             # does. Spark kills it, however it hangs, and the job is submitted again.
             self._cancel_aside(seat)
@@ -573,7 +585,7 @@ class Residents:
         member, why = self._hub.known(facts["member"]), facts["why"]
         with self._lock:
             seat = self._seats.get(member.slot)
-        if seat is not None:
+        if seat is not None and not member.dismissed:  # else it may be of the resident before, and goes
             seat.spares += why == "Spare"
             seat.tries += why == "Crowded"
         self._hub.dismiss(member, _REASONS[why])
