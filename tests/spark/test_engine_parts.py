@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import signal
@@ -35,7 +36,7 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
-from penstock.spark._engine import feeds
+from penstock.spark._engine import feeds, query
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.drains import DrainTask, Piece
@@ -91,6 +92,42 @@ def test_a_wait_takes_the_handler_of_spark_away(handler: None, ours: bool) -> No
     with pytest.raises(KeyboardInterrupt), plain_interrupts():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def of_one(turn: Any) -> Any:
+    """As much of a query as its turn is about."""
+    return SimpleNamespace(calls_here=False, called="q", id="q", _turn=turn, _caller=None, _called=None, _over=False)
+
+
+def test_ctrl_c_ends_the_wait_for_the_turn_of_a_query_and_no_job(handler: None) -> None:
+    """As in `finish` while a batch runs: its jobs were cancelled."""
+
+    def of_spark(number: int, frame: Any) -> None:
+        raise AssertionError("it cancels all jobs")
+
+    of_spark.__module__, of_spark.__qualname__ = "pyspark.core.context", "SparkContext._do_init.<locals>.signal_handler"
+    signal.signal(signal.SIGINT, of_spark)
+    one = of_one(threading.Lock())
+    with Query._taking_turn(one, lambda: None):
+        waits = Query._taking_turn(one, lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt), waits:
+            pytest.fail("two have the turn")
+        assert one._turn.locked() and one._caller is not None, "a batch runs"
+        assert signal.getsignal(signal.SIGINT) is of_spark
+    assert not one._turn.locked() and one._caller is None
+
+
+def test_the_turn_is_given_back_where_ctrl_c_comes_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def struck() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(query, "plain_interrupts", struck)
+    one = of_one(threading.Lock())
+    with pytest.raises(KeyboardInterrupt), Query._taking_turn(one, lambda: None):
+        pytest.fail("it has begun")
+    assert not one._turn.locked()
 
 
 def test_an_engine_takes_a_session_and_nothing_of_one() -> None:

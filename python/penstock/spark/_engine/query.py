@@ -563,18 +563,20 @@ class Query:
                 " for itself: ask when the sink has returned",
                 query=self.id,
             )
-        with plain_interrupts():
-            while not self._turn.acquire(timeout=0.1):
-                check()
+        taken = False
         try:
+            with plain_interrupts():
+                while not (taken := self._turn.acquire(timeout=0.1)):
+                    check()
             self._caller = threading.get_ident()
             check()
             if self._over:
                 raise EngineError(f"query {self.called} was dropped; start it again", query=self.id)
             yield
         finally:
-            self._caller = self._called = None
-            self._turn.release()
+            if taken:
+                self._caller = self._called = None
+                self._turn.release()
 
     def _call(
         self,
