@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import json
 import pickle
 import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
-from penstock.spark._engine.feeds import FeedTarget, FeedTask, lives
+from penstock.spark._engine.feeds import FeedTarget, FeedTask, Places, Receipt, lives
 from penstock.spark._engine.hub import Call, Member
 from penstock.spark._engine.interrupts import plain_interrupts, spare
 from penstock.spark._engine.migrate import Migration, MoveReport
@@ -55,7 +56,7 @@ from penstock.spark._engine.residents import ResidentTask, require_lasting
 from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
-from penstock.spark._tasks.slots import from_settings, require_slots
+from penstock.spark._tasks.slots import executor_count, from_settings, require_slots
 from penstock.spark.gang import GangTask
 
 
@@ -128,6 +129,74 @@ def test_the_turn_is_given_back_where_ctrl_c_comes_as_it_is_taken(monkeypatch: p
     with pytest.raises(KeyboardInterrupt), Query._taking_turn(one, lambda: None):
         pytest.fail("it has begun")
     assert not one._turn.locked()
+
+
+def test_executors_are_counted_by_one_call_of_the_jvm() -> None:
+    class Infos(Sequence[Any]):
+        """An array of the JVM's, which is asked for its length, and for each element."""
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, at: Any) -> Any:
+            raise AssertionError("an element is read")
+
+    tracker = SimpleNamespace(getExecutorInfos=Infos)
+    context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker)))
+    assert executor_count(context) == 3
+
+
+class Naive(Places):
+    """Walks all seats for each executor."""
+
+    def of(self, seats: Sequence[FeedTarget], ordered: bool = False) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for executor, rows in self._rows.items():
+            loads = [(0, at, seat.member) for at, seat in enumerate(seats) if seat.executor == executor]
+            if len(loads) < 2:
+                continue
+            heapq.heapify(loads)
+            for partition, count in sorted(rows.items(), key=lambda one: (0 if ordered else -one[1], one[0])):
+                load, at, member = loads[0]
+                found[partition] = member
+                heapq.heapreplace(loads, (load + count, at, member))
+        return found
+
+
+#: Executors of the members.
+executors = st.lists(st.sampled_from("abcd"), min_size=1, max_size=9)
+
+
+@given(executors, executors, st.lists(st.tuples(st.integers(0, 8), st.integers(0, 5)), max_size=20), st.booleans())
+def test_partitions_go_to_the_members_of_their_executors(
+    before: list[str], after: list[str], sizes: list[tuple[int, int]], ordered: bool
+) -> None:
+    there = [FeedTarget(member, executor, "") for member, executor in enumerate(before)]
+    receipts = [
+        Receipt(partition, 0, member % len(before), rows, None, 0) for partition, (member, rows) in enumerate(sizes)
+    ]
+    now = [FeedTarget(10 + member, executor, "") for member, executor in enumerate(after)]
+    found = []
+    for places in (Places(), Naive()):
+        places.came(receipts, there)
+        found += [places.of(now, ordered), places.of(now, ordered)]
+    assert found == [found[0]] * 4
+
+
+def test_seats_are_looked_at_once_for_all_executors() -> None:
+    looks = 0
+
+    class Seats(list[FeedTarget]):
+        def __iter__(self) -> Iterator[FeedTarget]:
+            nonlocal looks
+            looks += len(self)
+            return super().__iter__()
+
+    seats = Seats(FeedTarget(member, str(member), "") for member in range(100))
+    places = Places()
+    places.came([Receipt(member, 0, member, 1, None, 0) for member in range(100)], list(seats))
+    looks = 0
+    assert places.of(seats) == {} and looks == 100
 
 
 def test_an_engine_takes_a_session_and_nothing_of_one() -> None:

@@ -301,8 +301,11 @@ class Places:
     def of(self, seats: Sequence[FeedTarget], ordered: bool = False) -> dict[int, int]:
         """The member for each partition that the batch before had; none where an executor has one member alone."""
         found: dict[int, int] = {}
+        there: dict[str, list[tuple[int, int, int]]] = {}
+        for at, seat in enumerate(seats):
+            there.setdefault(seat.executor, []).append((0, at, seat.member))
         for executor, rows in self._rows.items():
-            loads = [(0, at, seat.member) for at, seat in enumerate(seats) if seat.executor == executor]
+            loads = there.get(executor, [])
             if len(loads) < 2:
                 continue
             heapq.heapify(loads)
