@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -307,6 +307,122 @@ def test_figures_of_workers_that_are_gone_are_not_told_as_present() -> None:
     tell(1, generation=2, p=2)
     assert told() == {("other", 0): (0, 21), ("other", 1): (3, 23)}
     assert [row["late_rows"] for row in recorder.latest()] == [2, 2]
+
+
+class Walking(Recorder):
+    """Finds what a member told of last by a walk over all workers."""
+
+    @property  # type: ignore[override]
+    def _told(self) -> dict[int, set[tuple[str, int]]]:
+        told: dict[int, set[tuple[str, int]]] = {}
+        for key, entry in self._latest.items():
+            told.setdefault(entry["member"], set()).add(key)
+        return told
+
+    @_told.setter
+    def _told(self, told: Any) -> None: ...
+
+    def _unsay(self, key: tuple[str, int], member: int) -> None: ...
+
+
+def body_of(workers: Iterable[int], *queries: str, generation: int = 1, rows: int = 1) -> dict[str, Any]:
+    """What a member answers that has these workers in each of some queries."""
+    counts = {"bins": [4], "keys": 1, "state_bytes": 9, "rows": rows, "late_rows": 0, "epochs": 1}
+    group = {"workers": [{"worker": worker, **counts} for worker in workers], "slices": [], "moves": []}
+    return {"queries": {query: {"generation": generation, "group": group} for query in queries}}
+
+
+#: What happens to one of three slots: its member answers with some workers in some queries, perhaps of a later
+#: generation, or for one query alone; is lost, and answers still; another one comes. Or a query is forgotten.
+answers = st.tuples(
+    st.just("answer"), st.integers(0, 2), st.sets(st.integers(0, 3)), st.sets(st.sampled_from("pq")), st.booleans()
+)
+told_of = st.one_of(
+    answers,
+    answers,
+    st.tuples(st.sampled_from(["lost", "comes"]), st.integers(0, 2)),
+    st.tuples(st.just("forget"), st.sampled_from("pq")),
+    st.tuples(st.just("of"), st.integers(0, 2), st.sets(st.integers(0, 3)), st.sampled_from("pq")),
+)
+
+
+@given(st.lists(told_of, max_size=40))
+def test_what_members_told_is_as_a_walk_over_all_workers_finds_it(steps: list[tuple[Any, ...]]) -> None:
+    hub: Any = SimpleNamespace(listen=lambda **_: None, members=list)
+    both = [kind(hub, "record", {"p": "p", "q": "q"}.get) for kind in (Recorder, Walking)]
+    members: list[Any] = []
+
+    def comes(number: int, slot: int) -> Any:
+        return SimpleNamespace(id=number, slot=slot, executor="0", pid=number, process={}, lost=None)
+
+    members = [comes(slot, slot) for slot in range(3)]
+    generation = 1
+    for at, (what, *about) in enumerate(steps):
+        if what == "forget":
+            for one in both:
+                one.forget(about[0])
+            continue
+        member = members[about[0]]
+        if what == "comes":
+            members[about[0]] = comes(10 + at, about[0])
+        elif what == "lost":
+            member.lost = "its connection ended"
+            for one in both:
+                one._lost(member)
+        else:
+            generation += what == "answer" and about[3]
+            body = body_of(about[1], *about[2], generation=generation, rows=at)
+            for one in both:
+                call: Any = SimpleNamespace(lost=None, failure=None, member=member, body=body)
+                one._take(call, about[2] if what == "of" else None)
+        fast, naive = both
+        assert fast._told == naive._told and fast._ended == naive._ended
+        shown = [[{**row, "at": 0} for row in one.latest()] for one in both]
+        assert shown[0] == shown[1]
+
+
+def test_an_answer_of_a_member_is_taken_in_by_a_look_at_its_own_workers() -> None:
+    """A walk over those of all took the members squared, several times a second."""
+    looks = 0
+
+    class Latest(dict[Any, Any]):
+        def get(self, *about: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().get(*about)
+
+        def items(self) -> Any:
+            nonlocal looks
+            looks += len(self)
+            return super().items()
+
+        def __iter__(self) -> Any:
+            nonlocal looks
+            looks += len(self)
+            return super().__iter__()
+
+    recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "q"}.get)  # type: ignore[arg-type]
+    recorder._latest = Latest()
+    for number in range(300):
+        member = SimpleNamespace(id=number, slot=number, executor="0", pid=1, process={}, lost=None)
+        before = looks
+        for _ in range(2):
+            body = body_of([number], "q")
+            recorder._take(SimpleNamespace(lost=None, failure=None, member=member, body=body))  # type: ignore[arg-type]
+        recorder._lost(member)  # type: ignore[arg-type]
+        assert looks - before == 2
+
+
+def test_what_is_kept_of_members_does_not_grow_with_those_that_came_and_went() -> None:
+    recorder = Recorder(SimpleNamespace(listen=lambda **_: None), "record", {"q": "q"}.get)  # type: ignore[arg-type]
+    for number in range(100):
+        member = SimpleNamespace(id=number, slot=number % 2, executor="0", pid=1, process={}, lost=None)
+        call: Any = SimpleNamespace(lost=None, failure=None, member=member, body=body_of([number % 2], "q"))
+        recorder._take(call)
+        recorder._lost(member)  # type: ignore[arg-type]
+    assert recorder._told == {98: {("q", 0)}, 99: {("q", 1)}} and len(recorder._latest) == 2
+    recorder.forget("q")
+    assert recorder._told == recorder._latest == {} and recorder._ended == set()
 
 
 def test_workers_of_a_query_that_is_busy_are_there_still() -> None:

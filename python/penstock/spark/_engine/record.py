@@ -82,6 +82,8 @@ class Recorder:
         #: (query, worker) -> the latest figures, of workers that are gone too: one of that number may come again, and
         #: counts on.
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
+        #: Member -> those of them that it told of last.
+        self._told: dict[int, set[tuple[str, int]]] = {}
         #: Those of them whose member has died, or runs the query no more.
         self._ended: set[tuple[str, int]] = set()
         #: (query, worker) -> generation, and rows and late rows of the generations before it.
@@ -115,9 +117,10 @@ class Recorder:
     def forget(self, query: str) -> None:
         """A query's workers are gone; what was measured stays in the timeline."""
         with self._lock:
-            for table in (self._latest, self._earlier):
-                for key in [key for key in table if key[0] == query]:
-                    del table[key]
+            for key in [key for key in self._latest if key[0] == query]:
+                self._unsay(key, self._latest.pop(key)["member"])
+            for key in [key for key in self._earlier if key[0] == query]:
+                del self._earlier[key]
             self._ended = {key for key in self._ended if key[0] != query}
 
     # Read by users
@@ -288,7 +291,8 @@ class Recorder:
             self._enter(shown.values())
         meant = None if of is None else self._name_of(of)
         with self._lock:
-            before = [worker for worker in self._of(call.member) if of is None or worker[0] == meant]
+            told_before = self._told.get(call.member.id, ())
+            before = [worker for worker in told_before if of is None or worker[0] == meant]
             self._ended.update(worker for worker in before if worker not in running and worker[0] not in busy)
 
     def _enter(self, samples: Iterable[WorkerSample]) -> None:
@@ -301,11 +305,14 @@ class Recorder:
 
     def _lost(self, member: Member) -> None:
         with self._lock:
-            self._ended.update(self._of(member))
+            self._ended.update(self._told.get(member.id, ()))
 
-    def _of(self, member: Member) -> list[tuple[str, int]]:
-        """The workers that a member told of last; with the lock."""
-        return [key for key, entry in self._latest.items() if entry["member"] == member.id]
+    def _unsay(self, key: tuple[str, int], member: int) -> None:
+        """A member is not the one any more that told of a worker last; with the lock."""
+        told = self._told[member]
+        told.discard(key)
+        if not told:
+            del self._told[member]
 
     def _group(
         self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float
@@ -350,6 +357,10 @@ class Recorder:
             int(staging.get("memory_bytes", 0)),
             int(staging.get("disk_bytes", 0)),
         )
+        if before is None or before["member"] != member.id:
+            if before is not None:
+                self._unsay(key, before["member"])
+            self._told.setdefault(member.id, set()).add(key)
         self._latest[key] = {
             "query": query,
             "worker": load.worker,
