@@ -581,11 +581,23 @@ def test_what_cannot_be_written_is_told_by_the_name_that_was_given(
 def test_a_name_that_no_file_may_have_is_told_as_it_was_given(
     bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is too long with what is put behind it while it is written."""
-    output = tmp_path / ("long" * 62)
+    """Before anything is done."""
+    output = tmp_path / ("long" * 64)
     for given in (["nexmark", "--query", "q1", "--input", str(bids)], ["events", "--events", "50"]):
         said = refused(capsys, *given, "--output", str(output), code=1)
         assert said == f"penstock: --output {output}: cannot be written: {os.strerror(errno.ENAMETOOLONG)}\n"
+
+
+def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While it is written a file has another one, which was longer."""
+    book, output, folder = tmp_path / "book.txt", tmp_path / ("name" * 63 + "abc"), tmp_path / ("name" * 63 + "def")
+    book.write_text("one two one")
+    for _ in range(2):  # the second one replaces the first
+        report(capsys, "wordcount", "--input", str(book), "--output", str(output))
+        assert output.read_text() == "one\t2\ntwo\t1\n"
+    assert main(["events", "--events", "50", "--output", str(folder)]) == 0
+    assert len(os.listdir(folder)) == 4
+    assert sorted(tmp_path.iterdir()) == [book, output, folder]
 
 
 def test_cliques_speak_of_options_and_of_one_edge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -391,6 +391,7 @@ def number_option(option: str, least: int, most: int, *, help: str, kind: type[i
 
 def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--output") -> None:
     """Refuse an output that cannot be written or is one of the inputs, before any work is done."""
+    check_name(output, option)
     if output.is_dir():
         raise UsageError(f"{option} {output}: is a folder; name a file")
     if output.exists() and not output.is_file():
@@ -403,6 +404,12 @@ def check_output(output: Path, inputs: Iterable[Path] = (), option: str = "--out
         raise UsageError(f"{option} {output}: the folder {folder} is not writable")
     if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
         raise UsageError(f"{option} {output}: is the input; name another file")
+
+
+def check_name(output: Path, option: str = "--output") -> None:
+    """Refuse an output whose name no file can have, as one that is too long."""
+    with writing(output, option), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        output.stat()
 
 
 def check_name_for_spark(path: Path) -> None:
@@ -446,7 +453,7 @@ def whole_file(output: Path, option: str = "--output") -> Iterator[Path]:
     part: Path | None = None
     try:
         with writing(output, option), interrupt_later():
-            handle, name = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
+            handle, name = tempfile.mkstemp(prefix=".penstock.", suffix=".part", dir=place.parent)
             os.close(handle)
             part = Path(name)
         yield part

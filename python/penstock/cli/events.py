@@ -17,7 +17,7 @@ import pyarrow as pa
 import typer
 
 from penstock._stderr import is_terminal
-from penstock.cli.common import UsageError, bar, interrupt_later, number_option, parquet_writer, writing
+from penstock.cli.common import UsageError, bar, check_name, interrupt_later, number_option, parquet_writer, writing
 
 __all__ = ["EPILOG", "events"]
 
@@ -77,6 +77,7 @@ def events(
 
 
 def _check(output: Path) -> None:
+    check_name(output)
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output}: is a file; name a folder")
     if output.is_dir() and any(output.iterdir()):
@@ -102,7 +103,7 @@ def _whole_folder(output: Path) -> Iterator[Path]:
     try:
         with writing(output), interrupt_later():
             inside = place if there else place.parent
-            made = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".part", dir=inside))
+            made = Path(tempfile.mkdtemp(prefix=".penstock.", suffix=".part", dir=inside))
         yield made
         with writing(output), interrupt_later():
             if there:
