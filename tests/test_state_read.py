@@ -992,7 +992,7 @@ def test_the_command_writes_values_of_any_type(
         "view": pa.array(["a"], pa.string_view()),
         "nan": pa.array([float("nan")]),
         "floats": pa.array([[float("inf"), -float("inf"), 1.5]]),
-        "end": pa.array([253_402_300_800_000_000], pa.timestamp("us", "UTC")),  # behind the last year of Python
+        "end": pa.array([END], pa.timestamp("us", "UTC")),
     }
     monkeypatch.setattr(state, "read", lambda *_, **__: pa.table(columns))
     assert main(["state", str(KEPT), "--operator", AGG, "--format", "json"]) == 0
@@ -1007,7 +1007,7 @@ def test_the_command_writes_values_of_any_type(
         "view": "a",
         "nan": "NaN",
         "floats": ["Infinity", "-Infinity", 1.5],
-        "end": 253_402_300_800_000_000,
+        "end": END,
     }
     assert main(["state", str(KEPT), "--operator", AGG, "--format", "csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode()))
@@ -1015,6 +1015,64 @@ def test_the_command_writes_values_of_any_type(
     assert json.loads(row["floats"]) == ["Infinity", "-Infinity", 1.5]
     assert main(["state", str(KEPT), "--operator", AGG]) == 0
     assert b"253402300800000000" in capfdbinary.readouterr().out
+
+
+#: Microseconds behind the last year of Python.
+END = 253_402_300_800_000_000
+
+
+def test_the_command_writes_times_that_python_has_none_for_as_numbers(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also within others: the command failed. The other times of their column are as always."""
+    time, zoned = pa.timestamp("us"), pa.timestamp("us", "UTC")
+    columns = {
+        "list": pa.array([[END, 0, None], None], pa.list_(zoned)),
+        "fixed": pa.array([[END], [0]], pa.list_(time, 1)),
+        "struct": pa.array([{"a": END, "b": [-END]}, {"a": 0, "b": None}], pa.struct({"a": time, "b": pa.list_(time)})),
+        "map": pa.array([[("k", END)], [("k", 0)]], pa.map_(pa.string(), time)),
+        "time": pa.array([END, 0], time),
+        "zoned": pa.array([1, 2**63 - 1], zoned),
+        "day": pa.array([None, 2**31 - 1], pa.int32()).view(pa.date32()),
+        "good": pa.array([0, None], zoned),
+    }
+    monkeypatch.setattr(state, "read", lambda *_, **__: pa.table(columns))
+    assert main(["state", str(KEPT), "--operator", AGG, "--format", "json"]) == 0
+    first, second = map(json.loads, capfdbinary.readouterr().out.splitlines())
+    day, clock = "1970-01-01T00:00:00", "1970-01-01T00:00:00+00:00"
+    assert first == {
+        "list": [END, clock, None],
+        "fixed": [END],
+        "struct": {"a": END, "b": [-END]},
+        "map": [["k", END]],
+        "time": END,
+        "zoned": "1970-01-01T00:00:00.000001+00:00",
+        "day": None,
+        "good": clock,
+    }
+    assert second == {
+        "list": None,
+        "fixed": [day],
+        "struct": {"a": day, "b": None},
+        "map": [["k", day]],
+        "time": day,
+        "zoned": 2**63 - 1,
+        "day": 2**31 - 1,
+        "good": None,
+    }
+    assert main(["state", str(KEPT), "--operator", AGG, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
+    for row, told in zip(rows, (first, second), strict=True):
+        nested = {name: json.loads(row[name] or "null") for name in ("list", "fixed", "struct", "map")}
+        assert nested == {name: told[name] for name in nested}
+    flat = [[row[name] for name in ("time", "zoned", "day", "good")] for row in rows]
+    assert flat == [
+        [str(END), "1970-01-01 00:00:00.000001Z", "", "1970-01-01 00:00:00.000000Z"],
+        ["1970-01-01 00:00:00.000000", str(2**63 - 1), str(2**31 - 1), ""],
+    ]
+    assert main(["state", str(KEPT), "--operator", AGG]) == 0
+    shown = capfdbinary.readouterr().out.decode()
+    assert shown.count(str(END)) == 6 and str(2**63 - 1) in shown and str(2**31 - 1) in shown
 
 
 def test_the_command_wraps_nothing_where_there_is_no_terminal(

@@ -153,7 +153,8 @@ def _write(table: pa.Table, format: Format, sink: Any) -> None:
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """What a cell of CSV cannot hold, as JSON has it: what is nested as its text, bytes in hexadecimal."""
+    """What a cell of CSV cannot hold, as JSON has it: what is nested as its text, bytes in hexadecimal, a time that
+    Python has none for as a number."""
     import pyarrow as pa
     from pyarrow import types
 
@@ -163,13 +164,28 @@ def _flat(table: pa.Table) -> pa.Table:
     for at, field in enumerate(table.schema):
         kind = field.type
         if types.is_nested(kind):
-            texts = [None if one is None else _dumps(one) for one in table[at].to_pylist()]
+            texts = [None if one is None else _dumps(one) for one in _values(table[at])]
         elif _is_binary(kind) or types.is_string_view(kind):
             texts = [told(one) for one in table[at].to_pylist()]
+        elif (types.is_timestamp(kind) or types.is_date(kind)) and _is_beyond(table[at]):
+            usual = table[at].cast(pa.string()).to_pylist()
+            pairs = zip(_values(table[at]), usual, strict=True)
+            texts = [str(one) if isinstance(one, int) else text for one, text in pairs]
         else:
             continue
         table = table.set_column(at, field.name, pa.array(texts, pa.string()))
     return table
+
+
+def _is_beyond(times: pa.ChunkedArray) -> bool:
+    """Whether Python has no time for some of them."""
+    import pyarrow.compute as pc
+
+    try:
+        pc.min_max(times).as_py()
+    except (OverflowError, ValueError):
+        return True
+    return False
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -195,12 +211,21 @@ def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 
 def _value(scalar: pa.Scalar) -> Any:
+    import pyarrow as pa
+
     try:
         return scalar.as_py()
     except (OverflowError, ValueError):
-        if hasattr(scalar, "value"):
-            return scalar.value
-        raise
+        if isinstance(scalar, pa.StructScalar):
+            return {name: _value(one) for name, one in scalar.items()}
+        if isinstance(scalar, pa.MapScalar):
+            return [(_value(one[0]), _value(one[1])) for one in scalar.values]
+        if isinstance(scalar, pa.ListScalar):  # of any kind
+            return [_value(one) for one in scalar.values]
+        if not hasattr(scalar, "value"):
+            raise
+        # That of a dictionary or of an extension type is another scalar.
+        return _value(scalar.value) if isinstance(scalar.value, pa.Scalar) else scalar.value
 
 
 def _dumps(value: Any, ensure_ascii: bool = True) -> str:
