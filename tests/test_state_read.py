@@ -879,6 +879,23 @@ def test_text_is_what_repr_says(value: Any, most: int) -> None:
     assert _values._text(value, most) == (text[:most], len(text) <= most)
 
 
+def test_numbers_of_thousands_of_digits_are_shown_in_hexadecimal() -> None:
+    """Python refuses to write them in decimal, and the whole value could not be read."""
+    keys, number = pa.schema([("k", pa.int64())]), 10**5_000
+    for value, text in (
+        (number, hex(number)),
+        (-number, hex(-number)),
+        ([1, number], f"[1, {hex(number)}]"),
+        ({number: "a", "b": (number,)}, f"{{{hex(number)}: 'a', 'b': ({hex(number)},)}}"),
+        (10**4_000, str(10**4_000)),
+    ):
+        [row] = shown(keys, [(pickle.dumps(1), pickle.dumps(value, 5))])
+        assert row["value"] == text and row["readable"] and row["problem"] is None, row["problem"]
+        assert _values._text(value, 100) == (text[:100], False)
+    [row] = shown(keys, [(pickle.dumps(number), pickle.dumps(1))])
+    assert row["k"] is None and row["value"] == "1" and row["problem"].startswith("the key of bytes "), row
+
+
 def test_keys_with_timestamps_of_rows_are_shown() -> None:
     at = pa.array([1_704_153_600_000_000], pa.timestamp("us", "UTC"))
     [row] = shown(pa.schema([("at", at.type), ("k", pa.int64())]), changes({(at[0].as_py(), 7): 1}))

@@ -31,6 +31,8 @@ __all__ = ["Values", "most_text"]
 #: Characters of text that a value may have: by byte of its pickle, beside these, and at most. Without parts that it
 #: refers to often it has up to seven for a byte. A column of a block holds 2 GiB.
 _TEXT_BY_BYTE, _TEXT_BESIDE, _TEXT_MOST = 64, 4_096, 1 << 28
+#: A number of more bits is told in hexadecimal: its text in decimal may be refused, and takes time by its square.
+_LONG_BITS = 14_000
 #: Characters of a reason why a value cannot be read.
 _REASON = 1_000
 #: What a value raises when it is made: it may end nobody but its row.
@@ -164,7 +166,8 @@ def _check_text(value: Any, size: int) -> None:
 def _text(value: Any, most: int) -> tuple[str, bool]:
     """What ``repr`` says of a value, at most so many characters of it, and whether that is all.
 
-    Takes no more time than its text is long, and no stack: builtin values may be nested to any depth.
+    Numbers of thousands of digits are in hexadecimal. Takes no more time than its text is long, and no stack: builtin
+    values may be nested to any depth.
 
     Examples
     --------
@@ -181,7 +184,8 @@ def _text(value: Any, most: int) -> tuple[str, bool]:
         for before, item in items:
             shape = _SHAPES.get(type(item))
             if shape is None or not len(item):
-                word = repr(item)
+                long = type(item) is int and item.bit_length() > _LONG_BITS
+                word = hex(item) if long else repr(item)
             else:
                 word, inner, last = shape(item)
                 if id(item) in path:
