@@ -31,7 +31,7 @@ import pickle
 import sys
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import cloudpickle
@@ -45,6 +45,7 @@ __all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_key", "
 FORMAT: Final = 1
 _DATA: Final = 0
 _CHUNK_BYTES: Final = 1 << 20
+_CONTAINERS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset, deque)
 
 
 class _Missing:
@@ -313,7 +314,7 @@ class BinState:
         return len(self.states)
 
     def bytes(self) -> int:
-        """About how many bytes the state takes: a sample of 16 keys, and one level into containers."""
+        """About how many bytes the state takes: a sample of 16 keys, and one level into containers and attributes."""
         states = self.states
         count = len(states)
         if not count:
@@ -418,17 +419,28 @@ def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:
 
 
 def _size(value: Any) -> int:
-    size = sys.getsizeof(value)
-    if isinstance(value, dict):
-        items: Any = itertools.chain.from_iterable(value.items())
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
-        items = value
-    elif hasattr(value, "__dict__"):
-        items = vars(value).values()
-    else:
-        return size
-    sampled = list(itertools.islice(items, 64))
-    if sampled:
-        count = len(value) * (2 if isinstance(value, dict) else 1) if hasattr(value, "__len__") else len(sampled)
-        size += sum(sys.getsizeof(item) for item in sampled) * max(count, 1) // len(sampled)
+    """About what an object takes with its items, or with its attributes and their items. No method of a user's class is
+    called for it but ``__sizeof__``; who has one, as arrays and frames do, counts with it what it holds.
+    """
+    size = sys.getsizeof(value) + _items_size(value)
+    kind: Any = type(value)
+    if kind.__sizeof__ is object.__sizeof__ and type(fields := getattr(value, "__dict__", None)) is dict:
+        size += _sampled(fields.values(), len(fields), lambda field: sys.getsizeof(field) + _items_size(field))
     return size
+
+
+def _items_size(value: Any) -> int:
+    """What the items of a builtin container take; of anything else nothing."""
+    kind = type(value)
+    if issubclass(kind, dict):
+        return _sampled(itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), sys.getsizeof)
+    for base in _CONTAINERS:
+        if issubclass(kind, base):
+            return _sampled(base.__iter__(value), base.__len__(value), sys.getsizeof)
+    return 0
+
+
+def _sampled(values: Iterable[Any], count: int, size: Callable[[Any], int]) -> int:
+    """The size of so many values by that of the first 64."""
+    sizes = [size(value) for value in itertools.islice(values, 64)]
+    return sum(sizes) * count // len(sizes) if sizes else 0
