@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 import random
+import threading
 from collections import Counter, defaultdict
 from typing import Any
 from unittest import mock
@@ -500,6 +501,45 @@ def test_what_methods_do_wrong_is_told(what: str, says: str) -> None:
     flow = pk.Flow(SCHEMA).key_by("k").aggregate(Wrong(what), schema=MADE, columns=["v"])
     with pytest.raises(UserFunctionError, match=says):
         flow.collect(pa.table(table([(1, 0.5, 0, 3), (2, 0.5, 0, 3)])))
+
+
+class Locked(Seen):
+    """Its states cannot be copied."""
+
+    def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> list[Any]:
+        return [[1, [], threading.Lock()] for _ in states]
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return state
+
+
+@pytest.mark.parametrize("at", ["rows", "end of a window"])
+def test_a_state_that_cannot_be_copied_is_told_as_such(at: str) -> None:
+    """It was a bare TypeError, without step and key."""
+    keyed = pk.Flow(SCHEMA, event_time="ts").key_by("k").window(pk.tumbling("10ms"))
+    _, calls = keyed.aggregate(Locked(), schema=MADE, columns=["v"]).to_plan(streaming=True)
+    call: Any = bind(calls[0])
+    bins = [call.new_state(), call.new_state()]
+    block = table([(7, 0.0, 5, 1)])
+    block = block.append_column("window_start", pa.array([0])).append_column("window_end", pa.array([10]))
+    call.take(bins[:1], [1], block)
+    for bin in bins:
+        bin.mark()
+    says = (
+        r"^aggregate\[.*: the state of key 7 cannot be copied, as undoing an epoch needs: "
+        "TypeError: cannot pickle '_thread.lock' object$"
+    )
+    with pytest.raises(StateError, match=says) as caught:
+        if at == "rows":
+            call.take(bins, [1, 0], block)
+        else:
+            call.end_epoch(bins, None, 10_000, 0)
+    assert type(caught.value.__cause__) is TypeError
+    for bin in bins:
+        with pytest.raises(StateError, match="roll back"):
+            bin.open()
+        bin.rollback()
+    assert list(bins[0].states) == [(7,)] and list(bins[0].states[7,]) == [(0, 10)]
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -681,6 +682,49 @@ def test_a_function_that_fails_leaves_the_bin_to_be_rolled_back() -> None:
         (1, "again"),
         (1, "z"),
     ]
+
+
+def locked(state: Any, k: int, ts: int) -> Any:
+    """A state that cannot be copied, of the keys from 10 on; those from 20 on have a timer too."""
+    return [threading.Lock() if k >= 10 else k], None, [(ts + 50, "x")] if k >= 20 else None
+
+
+@pytest.mark.parametrize(
+    "at", ["row", "row that waited", "timer", "expiry by the watermark", "expiry by the clock", "end"]
+)
+def test_a_state_that_cannot_be_copied_is_told_as_such(at: str) -> None:
+    """It was a bare TypeError, without step and key."""
+    options: dict[str, Any] = {"on_timer": lambda state, time, value, k: (state, None), "at_end": lambda state, k: None}
+    if at != "end":
+        options |= {
+            "ttl": "30ms",
+            "ttl_time": "processing" if at in ("row that waited", "expiry by the clock") else "event",
+        }
+    call, bin = timed(locked, **options)
+    key = 20 if at == "timer" else 10
+
+    def rows(keys: list[int]) -> None:
+        call.apply([bin], [len(keys)], keys, [keys, [0] * len(keys), [0] * len(keys)][: len(call.columns)])
+
+    bin.mark()
+    rows([1, key])
+    call.end_epoch([bin], None, 0, 0)
+    bin.mark()
+    before = dict(bin.items())
+    says = (
+        rf"^stateful_map\[.*: the state of key {key} cannot be copied, as undoing an epoch needs: "
+        "TypeError: cannot pickle '_thread.lock' object$"
+    )
+    with pytest.raises(StateError, match=says) as caught:
+        if at.startswith("row"):
+            rows([1, key])
+        after_ms = {"timer": 60, "expiry by the watermark": 40}.get(at, 1)
+        call.end_epoch([bin], 0, END_US if at == "end" else after_ms * 1_000, 40 if at == "expiry by the clock" else 1)
+    assert type(caught.value.__cause__) is TypeError
+    with pytest.raises(StateError, match="roll back"):
+        bin.open()
+    bin.rollback()
+    assert dict(bin.items()) == before
 
 
 def test_an_event_time_that_is_none_keeps_no_state_for_ever() -> None:

@@ -6,8 +6,10 @@ import copy
 import dataclasses
 import math
 import pickle
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections import UserList, deque
 from typing import Any
@@ -469,6 +471,45 @@ def test_a_failed_row_names_its_key_and_leaves_other_bins_alone() -> None:
     with pytest.raises(StateError):
         bad.open()
     assert good.open() == {2: 1}
+
+
+class Uncopyable(Exception):
+    """Raised by the copy of a state."""
+
+
+class Fixed:
+    """A state that says that it cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise Uncopyable("no")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"), [(threading.Lock, "TypeError: cannot pickle '_thread.lock' object"), (Fixed, "Uncopyable: no")]
+)
+@pytest.mark.parametrize("keys", [["k"], ["k", "l"]])
+def test_a_state_that_cannot_be_copied_is_told_as_such(make: Any, why: str, keys: list[str]) -> None:
+    """It passed for an exception of the step."""
+    call = StatefulCall("stateful_map[1] count", lambda state, v: ([make(), v], None), keys, ["v"], ROWS)
+    bin = call.new_state()
+    key: Any = "a" if len(keys) == 1 else ("a", 1)
+    call.apply([bin], [1], [key], [[1]])
+    bin.mark()
+    before = dict(bin.items())
+    words = f"stateful_map[1] count: the state of key {key!r} cannot be copied, as undoing an epoch needs: {why}"
+    with pytest.raises(StateError, match=f"^{re.escape(words)}$") as caught:
+        call.apply([bin], [1], [key], [[2]])
+    assert type(caught.value.__cause__).__name__ == why.partition(":")[0]
+    with pytest.raises(StateError, match="roll back"):
+        bin.open()
+    bin.rollback()
+    assert dict(bin.items()) == before
+
+
+def test_a_step_that_copies_in_vain_is_at_fault_itself() -> None:
+    call = StatefulCall("stateful_map[1] f", lambda state, v: copy_state(threading.Lock()), ["k"], ["v"], ROWS)
+    with pytest.raises(UserFunctionError, match="cannot pickle"):
+        call.apply([call.new_state()], [1], [1], [[1]])
 
 
 def test_ctrl_c_ends_a_slow_block_between_rows() -> None:

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 from penstock._functions.columns import column_of, each_served, groupable
 from penstock._functions.loop import BrokenOff, behind
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
+from penstock._functions.state import FORMAT, MISSING, BinState, Uncopied, copy_state, own_nan, uncopied
 from penstock._views import rows_at
 
 __all__ = ["AggregateBin", "AggregateCall"]
@@ -78,10 +78,19 @@ class AggregateBin(BinState):
         self._order = 0
 
     def keep(self, key: Any) -> None:
-        """Note what a key is, before it is touched."""
+        """Note what a key is, before it is touched.
+
+        Raises
+        ------
+        Uncopied
+            When one of its states cannot be copied.
+        """
         if self.journal is not None and key not in self.journal:
             windows = self.states.get(key, MISSING)
-            self.journal[key] = windows if windows is MISSING else copy_state(windows)
+            try:
+                self.journal[key] = windows if windows is MISSING else copy_state(windows)
+            except Exception as error:
+                raise Uncopied(key) from error
 
     def open_window(self, window: Window, key: Any, gone: int) -> None:
         """Index a window that a key has from now on, in place of so many others."""
@@ -213,7 +222,7 @@ class AggregateCall:
         at, sessions = None, list[Window]()
         for new, place, window, *values in zip(made, places, windows, *columns, strict=True):
             bin, key = bins[place], own_nan(tuple(values))
-            bin.keep(key)
+            self._keep(bins, bin, key)
             mine = bin.states.setdefault(key, {})
             if self._sessions:
                 if at != (place, key):
@@ -254,7 +263,7 @@ class AggregateCall:
         out: list[pa.RecordBatch] = []
         for bin in bins:
             bin.open()
-            for item in self._due(bin, after_us, ended):
+            for item in self._due(bins, bin, after_us, ended):
                 found.append(item)
                 if len(found) == _FINISH:
                     out += self._finished(bins, found)
@@ -264,8 +273,17 @@ class AggregateCall:
             out += self._finished(bins, found)
         return out
 
+    def _keep(self, bins: Sequence[AggregateBin], bin: AggregateBin, key: tuple[Any, ...]) -> None:
+        """Note what a key of one of the bins is, before it is touched."""
+        try:
+            bin.keep(key)
+        except Uncopied as error:
+            for each in bins:
+                each.taint()
+            raise uncopied(self.step, key, error.__cause__) from error.__cause__
+
     def _due(
-        self, bin: AggregateBin, after_us: int | None, ended: bool
+        self, bins: Sequence[AggregateBin], bin: AggregateBin, after_us: int | None, ended: bool
     ) -> Iterator[tuple[tuple[Any, ...], Window, Any]]:
         if self._time_type is None:
             keys = bin.touched if self._updates else bin.states if ended else ()
@@ -281,7 +299,7 @@ class AggregateCall:
             return self._us(end) <= last
 
         for key, window in bin.closed(reached):
-            bin.keep(key)
+            self._keep(bins, bin, key)
             windows = bin.states[key]
             state = windows.pop(window)
             if not windows:

@@ -20,11 +20,11 @@ from penstock._coroutines import UNRUN, unrun
 from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
-from penstock._functions.loop import RETURNS, BrokenOff, behind, misreturned, row_loop
+from penstock._functions.loop import RETURNS, BrokenOff, behind, is_of_copy, misreturned, row_loop
 from penstock._functions.owned import Made, Marks, Origin, Owner, parted
 from penstock._functions.rows import rows_of
 from penstock._functions.short import short
-from penstock._functions.state import BinState
+from penstock._functions.state import BinState, uncopied
 from penstock._functions.timed import TimedCall
 from penstock._schema import to_arrow, to_ddl
 from penstock._sides import Declared, Side, number_of
@@ -207,6 +207,8 @@ class StatefulCall:
         ------
         UserFunctionError
             When the step raises; the bin of that row is tainted.
+        StateError
+            When a state cannot be copied, as undoing needs; the bin is tainted, too.
         BrokenOff
             When the host is stopping.
         """
@@ -245,6 +247,8 @@ class StatefulCall:
     def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
         if not isinstance(error, Exception):
             return error  # KeyboardInterrupt, SystemExit: not the function's fault
+        if is_of_copy(error):
+            return uncopied(self.step, self._parts(key), error)
         if (told := misreturned(error)) is not None:
             error = TypeError(told)
         row = dict(zip(self.columns, values, strict=False))

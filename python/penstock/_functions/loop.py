@@ -28,7 +28,7 @@ from penstock._functions.short import short
 from penstock._functions.state import ATOMIC, MISSING, copy_state
 from penstock._sides import Side
 
-__all__ = ["MOST_ROWS", "NOTHING", "RETURNS", "SLOW_S", "BrokenOff", "behind", "misreturned", "row_loop"]
+__all__ = ["MOST_ROWS", "NOTHING", "RETURNS", "SLOW_S", "BrokenOff", "behind", "is_of_copy", "misreturned", "row_loop"]
 
 #: What a step returns.
 RETURNS: Final = "(state, out)"
@@ -199,6 +199,13 @@ def misreturned(error: BaseException) -> str | None:
     if kind == "coroutine":
         return "the function returned a coroutine, which nobody awaits: run it inside, as by asyncio.run"
     return f"the function returned a value of type {kind}; it must return {RETURNS}"
+
+
+def is_of_copy(error: BaseException) -> bool:
+    """Whether an exception of a loop came of the copy of a state, not of the step: known by the frame below the loop's,
+    so that no row costs more."""
+    codes = [frame.f_code for frame, _ in itertools.islice(traceback.walk_tb(error.__traceback__), 2)]
+    return len(codes) == 2 and codes[0].co_filename == _CODE and codes[1] is copy_state.__code__
 
 
 def _as_row(made: Any) -> tuple[Any, ...]:

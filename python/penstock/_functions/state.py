@@ -39,7 +39,7 @@ import cloudpickle
 from penstock._functions.short import short
 from penstock.errors import StateError
 
-__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_key", "own_nan"]
+__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "Uncopied", "copy_state", "own_key", "own_nan", "uncopied"]
 
 #: First byte of every chunk of state.
 FORMAT: Final = 1
@@ -77,6 +77,22 @@ ATOMIC: Final = frozenset(
         uuid.UUID,
     }
 )
+
+
+class Uncopied(Exception):
+    """The state of a key cannot be copied; its cause says why."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def uncopied(step: str, key: tuple[Any, ...], error: BaseException | None) -> StateError:
+    """The error of a state that cannot be copied, of its key and of why."""
+    shown = short(key[0] if len(key) == 1 else key)
+    return StateError(
+        f"{step}: the state of key {shown} cannot be copied, as undoing an epoch needs: {type(error).__name__}: {error}"
+    )
 
 
 def copy_state(value: Any, memo: dict[int, Any] | None = None) -> Any:

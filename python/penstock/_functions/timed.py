@@ -45,7 +45,7 @@ from penstock._coroutines import UNRUN, unrun
 from penstock._functions.loop import NOTHING, RETURNS, BrokenOff, behind
 from penstock._functions.owned import Made, Marks, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_key
+from penstock._functions.state import FORMAT, MISSING, BinState, Uncopied, copy_state, own_key, uncopied
 from penstock._options import whole
 from penstock._sides import Side
 from penstock.errors import SchemaError
@@ -106,15 +106,24 @@ class TimedBin(BinState):
         self._order = len(self.states)
 
     def keep(self, key: Any, entry: Entry | None) -> None:
-        """Note what a key is, before it is touched."""
+        """Note what a key is, before it is touched.
+
+        Raises
+        ------
+        Uncopied
+            When its state, or what its timers hold, cannot be copied.
+        """
         if self.journal is not None and key not in self.journal:
             if entry is None:
                 self.journal[key] = MISSING
-            else:
-                state, used, timers = entry
-                known: dict[int, Any] = {}  # what state and timers share they share in the copy
+                return
+            state, used, timers = entry
+            known: dict[int, Any] = {}  # what state and timers share they share in the copy
+            try:
                 copies = [(at, n, copy_state(value, known)) for at, n, value in timers]
                 self.journal[key] = copy_state(state, known), used, copies
+            except Exception as error:
+                raise Uncopied(key) from error
 
     def put(
         self, key: Any, state: Any, used: int | None, timers: list[tuple[int, int, Any]], ttl_us: int | None
@@ -361,7 +370,10 @@ class TimedCall:
                 bin.waiting.append((mine, values))
             else:
                 began = time.perf_counter()
-                self._rows(bin, mine, values, None, out)
+                try:
+                    self._rows(bin, mine, values, None, out)
+                except Uncopied as error:
+                    raise self._uncopied(bin, error) from error.__cause__
                 bin.spent_s += time.perf_counter() - began
         return self._parted(out)
 
@@ -375,20 +387,27 @@ class TimedCall:
         for bin in bins:
             began = time.perf_counter()
             bin.open()
-            if self._ttl_us is not None and self._by_clock:
-                if clock_us is not None:
-                    bin.expire(clock_us, self._ttl_us)
-                waiting, bin.waiting = bin.waiting, []
-                for keys, values in waiting:
-                    self._rows(bin, keys, values, clock_us, out)
-            if self._on_timer is not None and after_us is not None:
-                self._timers(bin, after_us, clock_us, out)
-            if self._ttl_us is not None and not self._by_clock and after_us is not None and after_us != _END_US:
-                bin.expire(after_us, self._ttl_us)
-            if ended and self._at_end is not None:
-                self._ends(bin, out)
+            try:
+                self._end(bin, after_us, ended, clock_us, out)
+            except Uncopied as error:
+                raise self._uncopied(bin, error) from error.__cause__
             bin.spent_s += time.perf_counter() - began
         return self._parted(out)
+
+    def _end(self, bin: TimedBin, after_us: int | None, ended: bool, clock_us: int | None, out: _Out) -> None:
+        """The end of an epoch in one bin."""
+        if self._ttl_us is not None and self._by_clock:
+            if clock_us is not None:
+                bin.expire(clock_us, self._ttl_us)
+            waiting, bin.waiting = bin.waiting, []
+            for keys, values in waiting:
+                self._rows(bin, keys, values, clock_us, out)
+        if self._on_timer is not None and after_us is not None:
+            self._timers(bin, after_us, clock_us, out)
+        if self._ttl_us is not None and not self._by_clock and after_us is not None and after_us != _END_US:
+            bin.expire(after_us, self._ttl_us)
+        if ended and self._at_end is not None:
+            self._ends(bin, out)
 
     def _parted(self, out: _Out) -> Made | tuple[Made, list[tuple[int, Made]]]:
         out.whence = functools.partial(self._whence, out.marks, out.runs)
@@ -569,3 +588,7 @@ class TimedCall:
         if not isinstance(error, Exception):
             return error
         return self._failed(func, error, row, self._parts(key), self.keys, None, self._returns)
+
+    def _uncopied(self, bin: TimedBin, error: Uncopied) -> BaseException:
+        bin.taint()
+        return uncopied(self.step, self._parts(error.key), error.__cause__)
