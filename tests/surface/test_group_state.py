@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import _native
+from penstock._functions import frames as frames_module
 from penstock._functions import group_state
 from penstock._functions.frames import Cutter, Joiner, group_rows, joined, scalars
 from penstock._functions.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
@@ -794,6 +795,60 @@ def test_a_null_key_is_what_spark_shows(kind: pa.DataType) -> None:
     expected = pa.array([None], kind).to_pandas()[0]
     for shown in [*scalars(column, "UTC"), *scalars(column[:1], "UTC")]:
         assert shown is expected or (shown != shown and expected != expected), (shown, expected)
+
+
+MOMENT = datetime.datetime(2024, 7, 1, 12)
+SHOWN: dict[str, Any] = KEYS | {
+    str(kind): pa.array([value, value, None], kind)
+    for kind, value in (
+        (pa.int8(), 3),
+        (pa.int64(), 2**53 + 1),
+        (pa.uint64(), 2**64 - 1),
+        (pa.float32(), 0.1),
+        (pa.float64(), math.nan),
+        (pa.bool_(), True),
+        (pa.string(), "a"),
+        (pa.string_view(), "a"),
+        (pa.binary(), b"a"),
+        (pa.binary(1), b"a"),
+        (pa.decimal128(5, 2), decimal.Decimal("1.5")),
+        (pa.date32(), MOMENT.date()),
+        (pa.date64(), MOMENT.date()),
+        (pa.time64("us"), MOMENT.time()),
+        (pa.timestamp("us"), MOMENT),
+        (pa.timestamp("s", "UTC"), MOMENT),
+        (pa.timestamp("ns", "America/New_York"), MOMENT),
+        (pa.duration("ms"), datetime.timedelta(1)),
+        (pa.dictionary(pa.int8(), pa.int64()), 2**53 + 1),
+        (pa.dictionary(pa.int8(), pa.string()), "a"),
+        (pa.null(), None),
+    )
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_keys_beside_a_null_are_shown_as_if_each_were_alone(name: str) -> None:
+    column = SHOWN[name]
+    for one in (column, pa.chunked_array([column[:1], column, column[1:]])):
+        alone = [value for at in range(len(one)) for value in scalars(one.slice(at, 1), "Europe/Berlin")]
+        shown = scalars(one, "Europe/Berlin")
+        assert list(map(type, shown)) == list(map(type, alone))
+        assert list(map(repr, shown)) == list(map(repr, alone))
+
+
+def test_a_null_key_costs_one_conversion_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key was converted by itself: of 20,000 with one null it took minutes."""
+    converted: list[int] = []
+    localized = frames_module._localized
+
+    def counted(table: pa.Table, timezone: str) -> pa.Table:
+        converted.append(table.num_rows)
+        return localized(table, timezone)
+
+    monkeypatch.setattr(frames_module, "_localized", counted)
+    shown = scalars(pa.array([None, *range(1_000), None]), "UTC")
+    assert sorted(converted) == [1, 1_000]
+    assert math.isnan(shown[0]) and math.isnan(shown[-1]) and shown[1:-1] == list(range(1_000))
 
 
 def test_timestamps_go_in_and_out_in_the_session_s_zone() -> None:

@@ -20,6 +20,7 @@ from penstock._functions.columns import groupable
 from penstock._functions.owned import of_numpy
 from penstock._layouts import as_lists, relaid
 from penstock._sides import Declared, Side, number_of
+from penstock._views import rows_at
 from penstock._wholes import first_cut, is_array
 from penstock.errors import ConfigError
 
@@ -311,11 +312,15 @@ def _slicer(frame: pd.DataFrame) -> Callable[[int, int, pd.RangeIndex], pd.DataF
 
 def scalars(column: Any, timezone: str) -> list[Any]:
     """The values of a key column as Spark shows them in the key: NumPy scalars, timestamps, or objects."""
-    if column.null_count and len(column) > 1:
-        # One by one, as each group is converted alone: a null number is NaN there, a null text None.
-        ones = (column.slice(at, 1) for at in range(len(column)))
-        return [value for one in ones for value in scalars(one, timezone)]
     name = "key"
+    if column.null_count and len(column) > 1:
+        # Null alone, as each group is converted alone: a null number is NaN then, a null text None, and the others of
+        # the column are what they are without one.
+        there = column.is_valid()
+        valid = rows_at(pa.table({name: column}), pc.indices_nonzero(there))[name]
+        null = scalars(column.slice(pc.index(there, False).as_py(), 1), timezone)[0]
+        others = iter(scalars(valid, timezone))
+        return [next(others) if is_there else null for is_there in there.to_pylist()]
     series = _localized(pa.table({name: column}), timezone).to_pandas(**_TO_PANDAS)[name]
     values = series.to_numpy()
     return list(series) if values.dtype.kind in "OMm" else list(values)
