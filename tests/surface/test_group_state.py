@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import _native
 from penstock._functions import frames as frames_module
 from penstock._functions import group_state
@@ -602,7 +603,7 @@ def test_what_pandas_and_python_do_not_have_is_told_with_its_column() -> None:
             made.collect(rows)
         assert caught.value.file == __file__ and caught.value.line > 0
     # Where each key is converted alone it is one of these that is named.
-    rows = pa.table({"k": [1, 2], "n": pa.array([1, None]), "v": far})
+    rows = pa.table({"k": [1, 2], "n": pa.array([[1], [None]]), "v": far})
     made = pk.Flow(rows.schema).key_by("k").apply_in_pandas_with_state(lambda k, f, s: [], "n bigint", "n bigint")
     with pytest.raises(UserFunctionError, match=r"(?s)it cannot take the rows of a key: .*k=1"):
         made.collect(rows)
@@ -670,6 +671,68 @@ def test_groups_and_their_frames_equal_the_obvious_ones(
         frame.loc[0, "s"] = "changed"
         frame["i"] = 5
         assert len(frame) == b - a and frame["f"].iloc[-1:].equals(naive.cut(a, b)["f"].iloc[-1:])
+
+
+WHOLE = {
+    "int8": st.integers(-(2**7), 2**7 - 1),
+    "uint64": st.integers(0, 2**64 - 1),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+    "bool": st.booleans(),
+    "double": st.sampled_from([0.0, -0.0, 1.5, math.nan]),
+    "string": st.sampled_from(["x", "y"]),
+}
+
+
+@st.composite
+def cut_tables(draw: Any) -> tuple[pa.Table, list[int]]:
+    """A table of several chunks, and where its groups are cut."""
+    count = draw(st.integers(1, 12))
+    columns: dict[str, Any] = {}
+    for place, kind in enumerate(draw(st.lists(st.sampled_from(sorted(WHOLE)), min_size=1, max_size=5))):
+        column = WHOLE[kind] if draw(st.booleans()) else st.none() | WHOLE[kind]
+        columns[str(place)] = pa.array(
+            draw(st.lists(column, min_size=count, max_size=count)), kind if kind != "bool" else pa.bool_()
+        )
+    inner = draw(st.sampled_from([st.integers(0, 9), st.none() | st.integers(0, 9)]))
+    if draw(st.booleans()):
+        lists = st.lists(st.none() | st.lists(inner, max_size=2), min_size=count, max_size=count)
+        columns["nested"] = pa.array(draw(lists), pa.list_(pa.int64()))
+    table, at = pa.table(columns), draw(st.integers(0, count))
+    bounds = sorted(draw(st.sets(st.integers(1, count - 1)))) if count > 1 else []
+    return pa.concat_tables([table[:at], table[at:]]), [0, *bounds, count]
+
+
+@settings(deadline=None, max_examples=examples(60))
+@given(cut_tables())
+def test_each_frame_is_as_if_its_group_were_alone(case: tuple[pa.Table, list[int]]) -> None:
+    table, bounds = case
+    cutters = [Cutter(table, "UTC"), Cutter(table, "UTC", naive=True)]
+    for a, b in itertools.pairwise(bounds):
+        alone = Cutter(table[a:b], "UTC", naive=True).cut(0, b - a)
+        for cutter in cutters:
+            frame = cutter.cut(a, b)
+            pd.testing.assert_frame_equal(frame, alone)
+            for name in table.column_names:
+                assert list(map(type, frame[name])) == list(map(type, alone[name]))
+
+
+def test_a_null_costs_its_own_group_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One null of a whole number had the frame of each group built by itself."""
+    built: list[int] = []
+    to_pandas = frames_module._to_pandas
+
+    def counted(table: pa.Table, timezone: str) -> pd.DataFrame:
+        built.append(table.num_rows)
+        return to_pandas(table, timezone)
+
+    monkeypatch.setattr(frames_module, "_to_pandas", counted)
+    n, b = list[Any](range(300)), [True] * 300
+    n[7], b[7], b[150] = None, None, None
+    cutter = Cutter(pa.table({"n": n, "b": b, "xs": [[1]] * 300}), "UTC")
+    kinds = [cutter.cut(at, at + 3).dtypes.astype(str).tolist() for at in range(0, 300, 3)]
+    assert built == [300, 3, 3]
+    assert kinds[2] == ["float64", "object", "object"] and kinds[50] == ["int64", "object", "object"]
+    assert set(map(tuple, kinds[:2] + kinds[3:50] + kinds[51:])) == {("int64", "bool", "object")}
 
 
 frames = st.lists(

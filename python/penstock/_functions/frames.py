@@ -109,10 +109,28 @@ def _to_pandas(table: pa.Table, timezone: str) -> pd.DataFrame:
     return frame.copy() if len(frame.columns) and not all(_writable(frame)) else frame
 
 
+def _is_whole(kind: pa.DataType) -> bool:
+    """Whether a column of this type is of another one in pandas where it has a null."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
+def _filled(table: pa.Table) -> tuple[pa.Table, Any]:
+    """A table without null integers and booleans, those in nested columns aside; and how many rows before each row, and
+    in all, have such a null. None where none has."""
+    rows: Any = None
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if column.null_count and _is_whole(column.type):
+            nulls = column.is_null().to_numpy()
+            rows = nulls if rows is None else rows | nulls
+            filled = pc.fill_null(column, False if pa.types.is_boolean(column.type) else 0)
+            table = table.set_column(place, name, filled)
+    return table, None if rows is None else np.concatenate(([0], np.cumsum(rows)))
+
+
 def _has_null_integers(array: pa.Array) -> bool:
     """Whether an integer or boolean is null, at any depth."""
     kind = array.type
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if _is_whole(kind):
         return bool(array.null_count)
     if pa.types.is_struct(kind):
         return any(map(_has_null_integers, array.flatten()))
@@ -254,23 +272,24 @@ class Cutter:
         # A slice of list views pandas shows as nulls.
         table = _localized(_in_lists(table), timezone)
         # Spark converts each group alone: a column is float in those groups only that hold a null.
-        self._alone = any(_has_null_integers(chunk) for column in table.columns for chunk in column.chunks)
+        whole, self._nulls = _filled(table)
+        alone = any(_has_null_integers(chunk) for column in whole.columns for chunk in column.chunks)
         self._table, self._timezone = table, timezone
-        self._frame = _to_pandas(table, timezone) if not self._alone else None
+        self._frame = _to_pandas(whole, timezone) if not alone else None
         self._fast = None if naive or self._frame is None else _slicer(self._frame)
         self._indexes: dict[int, pd.RangeIndex] = {}
 
     def cut(self, start: int, stop: int) -> pd.DataFrame:
         """The frame of the rows ``start .. stop - 1``, with an index from 0."""
+        if self._frame is None or (self._nulls is not None and self._nulls[start] != self._nulls[stop]):
+            return _to_pandas(self._table.slice(start, stop - start), self._timezone)
         if self._fast is not None:
             count = stop - start
             index = self._indexes.get(count)
             if index is None:
                 index = self._indexes[count] = pd.RangeIndex(count)
             return self._fast(start, stop, index)
-        if self._frame is not None:
-            return self._frame.iloc[start:stop].reset_index(drop=True)
-        return _to_pandas(self._table.slice(start, stop - start), self._timezone)
+        return self._frame.iloc[start:stop].reset_index(drop=True)
 
 
 def _in_lists(table: pa.Table) -> pa.Table:
