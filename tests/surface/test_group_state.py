@@ -7,10 +7,12 @@ import copy
 import datetime
 import decimal
 import doctest
+import functools
 import itertools
 import math
 import pickle
 import re
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +28,7 @@ from examples_support import examples
 from penstock import _native
 from penstock._functions import frames as frames_module
 from penstock._functions import group_state
-from penstock._functions.frames import Cutter, Joiner, group_rows, joined, scalars
+from penstock._functions.frames import Cutter, Joiner, group_rows, held, joined, scalars
 from penstock._functions.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
 from penstock._functions.groups import GroupBin, GroupStateCall
 from penstock._schema import parse_ddl
@@ -760,7 +762,7 @@ def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> N
         plain = [[[None if pd.isna(v) else v for v in column] for column in columns] for _, columns, _ in parts]
         return sorted(str(row) for columns in plain for row in zip(*columns, strict=True))
 
-    assert rows(joined(several)) == rows(joined(several, naive=True))
+    assert rows(joined(list(map(held, several)))) == rows(joined([held(frame, naive=True) for frame in several]))
     joiner = Joiner(pa.schema({"a": pa.int64(), "b": pa.string()}), "UTC")
     several = [frame for frame in several if frame.shape[1] == 2]
     for frame in several:
@@ -769,6 +771,98 @@ def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> N
     first = [value for frame in several for value in (frame["a"] if "a" in frame else frame[0])]
     assert values == [None if pd.isna(value) else value for value in first], "in the order of the frames"
     assert joiner.take() == []
+
+
+SHARED = pd.DataFrame({"k": [0], "n": [0.5], "s": [""], "t": [pd.Timestamp(0)], "l": [None]})
+
+
+@pytest.mark.parametrize("naive", [False, True])
+def test_frames_are_taken_as_they_are_when_they_are_yielded(naive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were kept as they were until they were joined, some thousand rows later."""
+
+    def refilled(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        SHARED.loc[0, "k"] = key[0]
+        for name, value in (("n", key[0] / 2), ("s", str(key[0])), ("t", pd.Timestamp(key[0]))):
+            SHARED.iloc[0, SHARED.columns.get_loc(name)] = value
+        SHARED.at[0, "l"] = [key[0]]
+        yield SHARED
+
+    def changed(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        numbers, several = np.array([key[0]]), [key[0]]
+        frame = pd.DataFrame({"k": numbers, "n": [key[0] / 2]}, copy=False)
+        frame["s"], frame["t"] = str(key[0]), pd.Timestamp(key[0])
+        frame["l"] = [several]
+        yield frame
+        numbers[0] = -1
+        several.append(-1)
+        for place in range(3):
+            frame.iloc[0, place] = frame.iloc[0, place] * 2
+        frame.columns = list("zyxwv")
+        yield pk.side("beside", frame.rename(columns={"v": "l"})[["l"]])
+        del frame["w"]
+        several.append(-2)
+
+    if naive:
+        monkeypatch.setattr(frames_module, "held", functools.partial(held, naive=True))
+    ddl = "k bigint, n double, s string, t timestamp_ntz, l array<bigint>"
+    rows = pa.table({"k": range(50)})
+    epoch = datetime.datetime(1970, 1, 1)
+    expected = [{"k": k, "n": k / 2, "s": str(k), "t": epoch, "l": [k]} for k in range(50)]
+    for func in (refilled, changed):
+        flow = pk.Flow(rows.schema).key_by("k")
+        flow = flow.apply_in_pandas_with_state(func, ddl, "n bigint", sides={"beside": "l array<bigint>"})
+        beside: list[pa.RecordBatch] = []
+        made = flow.collect(rows, sides={"beside": beside.append})
+        assert sorted(made.to_pylist(), key=lambda row: row["k"]) == expected, func.__name__
+        lists = [cell for batch in beside for cell in batch["l"].to_pylist()]
+        assert sorted(lists) == [[k, -1] for k in range(50) if func is changed]
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "change"),
+    [
+        (pa.binary(), lambda: bytearray(b"a"), lambda value: value.append(1)),
+        (pa.binary(), lambda: memoryview(bytearray(b"a")), lambda value: value.__setitem__(0, 1)),
+        (pa.list_(pa.int64()), lambda: np.array([1, 2]), lambda value: value.__setitem__(0, 5)),
+        (pa.list_(pa.int64()), lambda: deque([1, 2]), lambda value: value.append(5)),
+        (pa.list_(pa.int64()), lambda: {1, 2}, lambda value: value.add(5)),
+        (pa.list_(pa.int64()), lambda: pd.Series([1, 2]), lambda value: value.__setitem__(0, 5)),
+        (pa.list_(pa.list_(pa.int64())), lambda: [[1], None], lambda value: value[0].append(5)),
+        (
+            pa.list_(pa.list_(pa.int64())),
+            lambda: np.array([[1], None], object),
+            lambda value: value[0].append(5),
+        ),
+        (pa.struct({"a": pa.list_(pa.int64())}), lambda: {"a": [1]}, lambda value: value["a"].append(5)),
+        (pa.struct({"a": pa.list_(pa.int64())}), lambda: ([1],), lambda value: value[0].append(5)),
+        (pa.map_(pa.string(), pa.int64()), lambda: {"a": 1}, lambda value: value.update(a=5)),
+        (pa.map_(pa.string(), pa.list_(pa.int64())), lambda: [("a", [1])], lambda value: value[0][1].append(5)),
+    ],
+)
+def test_values_in_frames_are_taken_as_they_are_when_they_are_yielded(
+    kind: pa.DataType, make: Any, change: Any
+) -> None:
+    at_once, later = (Joiner(pa.schema({"x": kind, "y": kind}), "UTC") for _ in range(2))
+    value = make()
+    frame = pd.DataFrame({name: pd.Series([value, None], dtype=object) for name in ("x", "y")})
+    at_once.add(frame)
+    expected = at_once.take()
+    later.add(frame)
+    change(value)
+    assert later.take() == expected and expected[0].num_rows == 2
+
+
+def test_large_frames_are_taken_at_once_and_in_their_place() -> None:
+    joiner = Joiner(pa.schema({"n": pa.int64(), "l": pa.list_(pa.int64())}), "UTC")
+    numbers, cell = np.arange(3_000), [1]
+    large = pd.DataFrame({"n": numbers, "l": [cell] * 3_000}, copy=False)
+    small = pd.DataFrame({"n": [-1], "l": [cell]})
+    for frame in (small, large, small):
+        joiner.add(frame)
+    numbers[:] = 7
+    cell.append(5)
+    rows = [row for batch in joiner.take() for row in batch.to_pylist()]
+    assert rows == [{"n": n, "l": [1]} for n in (-1, *range(3_000), -1)]
 
 
 def test_rows_of_a_call_stay_in_order_where_frames_differ_in_types() -> None:

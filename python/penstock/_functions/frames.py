@@ -1,16 +1,18 @@
 """Many small pandas frames from one block, and one block from many small frames, at little cost for each.
 
-Owns: grouping rows by key, cutting a table into one frame per group, and joining the frames that a function puts out.
-A frame cut by pandas' own means costs 20 to 60 us, one built from a dict more; here the block is converted once and a
-group's frame is a slice of its internal blocks. Where pandas looks inside otherwise than expected, the obvious way is
-taken instead; `naive` names it, and tests compare the two.
+Owns: grouping rows by key, cutting a table into one frame per group, and joining the frames that a function puts out,
+each as it is when it is put out (`Held`). A frame cut by pandas' own means costs 20 to 60 us, one built from a dict
+more, one copied 10 to 20; here the block is converted once and a group's frame is a slice of its internal blocks, and
+of a frame that comes only these are copied. Where pandas looks inside otherwise than expected, the obvious way is taken
+instead; `naive` names it, and tests compare the two.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 from penstock._extras import how_to_install
 from penstock._functions.columns import groupable
 from penstock._functions.owned import of_numpy
+from penstock._functions.state import ATOMIC
 from penstock._layouts import as_lists, relaid
 from penstock._sides import Declared, Side, number_of
 from penstock._views import rows_at
@@ -34,9 +37,13 @@ except ModuleNotFoundError as error:
         f"apply_in_pandas_with_state needs {error.name}, which is not installed here: {how_to_install('spark')}"
     ) from error
 
-__all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]
+__all__ = ["Cutter", "Held", "Joiner", "group_rows", "held", "joined", "nothing", "scalars"]
 
 _TO_PANDAS: Final = {"date_as_object": True, "coerce_temporal_nanoseconds": True, "ignore_metadata": True}
+#: Types of values in a frame that cannot change.
+_FIXED: Final = ATOMIC | {pd.Timestamp, pd.Timedelta, type(pd.NaT), type(pd.NA), np.bool_, np.float64, np.int64}
+#: What another list is as good as.
+_LISTS: Final[tuple[Any, ...]] = (list, set, deque, type({}.values()))
 #: Frames are joined when they have so many rows: many living frames are what makes the garbage collector slow.
 _JOIN_ROWS: Final = 2_048
 #: Rows of a batch that goes on.
@@ -360,15 +367,16 @@ class Joiner:
 
     def __init__(self, schema: pa.Schema, timezone: str, sides: Declared = ()) -> None:
         self._schema = schema
+        self._columns = len(schema)
         self._timezone = timezone
         self._declared = sides
         self._sides = [Joiner(columns, timezone) for _, columns in sides]
-        self._frames: list[pd.DataFrame] = []
+        self._frames: list[Held | pa.RecordBatch] = []
         self._rows = 0
         self._made: list[pa.RecordBatch] = []
 
     def add(self, frame: Any) -> None:
-        """Take one frame.
+        """Take one frame, as it is now.
 
         Raises
         ------
@@ -380,15 +388,15 @@ class Joiner:
             return
         if not isinstance(frame, pd.DataFrame):
             raise TypeError(f"the function yielded a {type(frame).__name__}; it must yield pandas DataFrames")
-        rows, columns = frame.shape
-        if columns != len(self._schema) and (columns or rows):
-            names = ", ".join(map(str, frame.columns))
+        taken = held(frame)
+        names, rows = taken.sign[0], taken.rows
+        if len(names) != self._columns and (names or rows):
             raise TypeError(
-                f"the function yielded a frame of {columns} columns ({names}); its schema has {len(self._schema)}"
-                f" ({', '.join(self._schema.names)})"
+                f"the function yielded a frame of {len(names)} columns ({', '.join(map(str, names))}); its schema has"
+                f" {self._columns} ({', '.join(self._schema.names)})"
             )
         if rows:
-            self._frames.append(frame)
+            self._frames.append(taken if rows < _JOIN_ROWS else self._joined([taken])[0])
             self._rows += rows
 
     @property
@@ -399,13 +407,15 @@ class Joiner:
     def flush(self) -> None:
         """Join what was taken so far."""
         frames, self._frames, self._rows = self._frames, [], 0
-        groups = [(self._batch(names, columns), places) for names, columns, places in joined(frames)]
-        if len(groups) == 1:
-            self._made.append(groups[0][0])
-        elif groups:
-            self._made += _in_order(groups, frames)
+        for kind, run in itertools.groupby(frames, type):
+            some: list[Any] = list(run)
+            self._made += self._joined(some) if kind is Held else some
         for side in self._sides:
             side.flush()
+
+    def _joined(self, frames: list[Held]) -> list[pa.RecordBatch]:
+        groups = [(self._batch(names, columns), places) for names, columns, places in joined(frames)]
+        return [groups[0][0]] if len(groups) == 1 else list(_in_order(groups, frames))
 
     def take_sides(self) -> list[tuple[int, pa.RecordBatch]]:
         """What went to side outputs, by their numbers."""
@@ -478,7 +488,7 @@ def _is_coarser(kind: pa.DataType, than: pa.DataType) -> bool:
 
 
 def _in_order(
-    groups: Sequence[tuple[pa.RecordBatch, Sequence[int]]], frames: Sequence[pd.DataFrame]
+    groups: Sequence[tuple[pa.RecordBatch, Sequence[int]]], frames: Sequence[Held]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of frames that were joined in several groups, cut so that they stand in the order of the frames."""
     batch_of: list[Any] = [None] * len(frames)
@@ -489,64 +499,117 @@ def _in_order(
     # Whoever joins frames has the batches: their ids stay theirs.
     for _, run in itertools.groupby(range(len(frames)), lambda place: id(batch_of[place])):
         places = list(run)
-        batch, rows = batch_of[places[0]], sum(len(frames[place]) for place in places)
+        batch, rows = batch_of[places[0]], sum(frames[place].rows for place in places)
         start = taken[id(batch)]
         taken[id(batch)] = start + rows
         yield batch.slice(start, rows)
 
 
-def joined(frames: Sequence[pd.DataFrame], naive: bool = False) -> list[tuple[tuple[Any, ...], list[Any], list[int]]]:
+class Held(NamedTuple):
+    """What a frame held when it was taken."""
+
+    #: Names of its columns; of each block of values its type, and as bytes which columns they are. Frames join where it
+    #: is equal.
+    sign: tuple[tuple[Any, ...], tuple[tuple[Any, bytes], ...]]
+    blocks: list[Any]
+    rows: int
+
+
+def held(frame: pd.DataFrame, naive: bool = False) -> Held:
+    """Copies of what a frame holds: it may be filled again, or changed, before it is joined. Of one with many rows the
+    objects stay those of the frame, for who uses them at once: to look through all of them costs as much as that."""
+    if not naive:
+        try:
+            manager: Any = frame._mgr
+            names, index = manager.axes
+            rows = len(index)
+            kinds, blocks = [], []
+            for block in manager.blocks:
+                values = block.values
+                kinds.append((values.dtype, block.mgr_locs.as_array.tobytes()))
+                blocks.append(_copied(values, rows))
+            return Held((tuple(names.tolist()), tuple(kinds)), blocks, rows)
+        except Exception:
+            pass  # pandas looks inside otherwise than expected
+    arrays = [frame.iloc[:, place].array for place in range(frame.shape[1])]
+    kinds = [(array.dtype, np.intp(place).tobytes()) for place, array in enumerate(arrays)]
+    arrays = [array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array for array in arrays]
+    blocks = [_copied(array, len(frame)) for array in arrays]
+    return Held((tuple(frame.columns), tuple(kinds)), blocks, len(frame))
+
+
+def _copied(values: Any, rows: int) -> Any:
+    """An array that stays as it is, also where a list or the like in it changes."""
+    if type(values) is not np.ndarray or not values.dtype.hasobject:
+        return values.copy()
+    if rows >= _JOIN_ROWS:
+        return values
+    if values.size == 1:  # as most frames have it
+        value = values.item()
+        if type(value) in _FIXED:
+            return values.copy()
+        cells = [value]
+    else:
+        cells = values.ravel().tolist()
+        if _FIXED.issuperset(map(type, cells)):
+            return values.copy()
+    made = np.empty(len(cells), object)
+    for place, value in enumerate(cells):
+        made[place] = _cell(value)
+    return made.reshape(values.shape)
+
+
+def _cell(value: Any) -> Any:
+    """A value of a column as it is now; a list in place of what pyarrow takes for one."""
+    kind = type(value)
+    if kind in _FIXED:
+        return value
+    if isinstance(value, dict):
+        return {name: _cell(item) for name, item in value.items()}
+    if isinstance(value, _LISTS):
+        items = list(value)
+        return items if ATOMIC.issuperset(map(type, items)) else list(map(_cell, items))
+    if isinstance(value, tuple):
+        return tuple(map(_cell, value))
+    if kind is np.ndarray and value.ndim and value.dtype == object:
+        return _copied(value, 0)
+    if isinstance(value, (np.ndarray, pd.Series, pd.Index, pd.api.extensions.ExtensionArray)):
+        return value.copy()
+    return bytes(value) if kind in (bytearray, memoryview) else value
+
+
+def joined(frames: Sequence[Held]) -> list[tuple[tuple[Any, ...], list[Any], list[int]]]:
     """Frames of equal columns joined: names, the values of each column, and which of the frames they are.
 
     Frames that differ in names or types come apart, in order of first appearance.
     """
-    if not frames:
-        return []
-    if not naive:
-        try:
-            return _joined(frames)
-        except Exception:
-            pass  # pandas looks inside otherwise than expected
     groups: dict[Any, list[int]] = {}
     for number, frame in enumerate(frames):
-        groups.setdefault((tuple(frame.columns), tuple(map(str, frame.dtypes))), []).append(number)
+        groups.setdefault(frame.sign, []).append(number)
     found = []
-    for (names, _), numbers in groups.items():
-        whole = pd.concat([frames[number] for number in numbers], ignore_index=True)
-        found.append((names, [whole.iloc[:, place].array for place in range(len(names))], numbers))
-    return found
-
-
-def _joined(frames: Sequence[pd.DataFrame]) -> list[tuple[tuple[Any, ...], list[Any], list[int]]]:
-    groups: dict[Any, tuple[list[Any], list[int]]] = {}
-    for number, frame in enumerate(frames):
-        manager: Any = frame._mgr
-        blocks = manager.blocks
-        sign = (
-            tuple(manager.axes[0].tolist()),
-            tuple([(block.values.dtype, block.mgr_locs.as_array.tobytes()) for block in blocks]),
-        )
-        same = groups.get(sign)
-        if same is None:
-            groups[sign] = [blocks], [number]
-        else:
-            same[0].append(blocks)
-            same[1].append(number)
-    found = []
-    for (names, _), (several, numbers) in groups.items():
+    for (names, kinds), numbers in groups.items():
         columns: list[Any] = [None] * len(names)
-        for place, block in enumerate(several[0]):
-            parts = [blocks[place].values for blocks in several]
-            locations = block.mgr_locs.as_array.tolist()
-            if isinstance(parts[0], np.ndarray):
-                values = np.concatenate(parts, axis=1)
-                for row, location in enumerate(locations):
-                    columns[location] = values[row]
-            elif parts[0].ndim == 1:
-                columns[locations[0]] = type(parts[0])._concat_same_type(parts)
-            else:  # times: several columns in one array
-                whole = type(parts[0])._concat_same_type(parts, axis=1)
-                for row, location in enumerate(locations):
-                    columns[location] = whole[row]
+        for place, (_, locations) in enumerate(kinds):
+            parts = [frames[number].blocks[place] for number in numbers]
+            for location, column in zip(np.frombuffer(locations, np.intp), _concatenated(parts), strict=True):
+                columns[location] = column
         found.append((names, columns, numbers))
     return found
+
+
+def _concatenated(parts: Sequence[Any]) -> list[Any]:
+    """The columns of blocks of one kind, one block behind the other."""
+    first, kind = parts[0], type(parts[0])
+    if len(parts) == 1:
+        return [first] if first.ndim == 1 else [first[row] for row in range(len(first))]
+    if first.ndim == 1:
+        if kind is np.ndarray:
+            return [np.concatenate(parts)]
+        return [kind._concat_same_type(parts)]
+    rows = range(len(first))
+    try:
+        # Of times several columns are in one array.
+        whole = np.concatenate(parts, axis=1) if kind is np.ndarray else kind._concat_same_type(parts, axis=1)
+        return [whole[row] for row in rows]
+    except Exception:  # pandas looks inside otherwise than expected
+        return [pd.concat([pd.Series(part[row]) for part in parts], ignore_index=True).array for row in rows]
