@@ -21,8 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock._functions.aggregating import AggregateBin
 from penstock._functions.calls import BrokenOff, StatefulCall
+from penstock._functions.groups import GroupBin
 from penstock._functions.state import BinState, copy_state
+from penstock._functions.timed import TimedBin
 from penstock.errors import StateError, UserFunctionError
 
 
@@ -260,6 +263,24 @@ def test_the_size_of_a_state_does_not_depend_on_what_holds_it(make: Any) -> None
     items = list(range(1_000, 3_000))
     assert size(items) / 2 < size(make(items)) < size(items) * 2
     assert size(make([])) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        (TimedBin, lambda items: (items, None, [])),
+        (TimedBin, lambda items: (0, None, [(5, 1, items)])),
+        (AggregateBin, lambda items: {(0, 10): items}),
+        (GroupBin, lambda items: ((1, items), None)),
+    ],
+    ids=["timed", "timer", "window", "group"],
+)
+def test_the_size_of_a_state_is_the_same_in_all_steps(kind: Any, kept: Any) -> None:
+    """Those that keep more beside a state looked at it from outside, and counted a quarter of a list."""
+    plain, other = BinState(), kind()
+    items = list(range(1_000, 3_000))
+    plain.states, other.states = dict.fromkeys(range(10), items), dict.fromkeys(range(10), kept(items))
+    assert plain.bytes() <= other.bytes() < plain.bytes() + 10_000
 
 
 def test_arrays_and_frames_tell_their_own_size() -> None:

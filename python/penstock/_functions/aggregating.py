@@ -27,6 +27,7 @@ import heapq
 import itertools
 import operator
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -37,7 +38,17 @@ import pyarrow.compute as pc
 from penstock._functions.columns import column_of, each_served, groupable
 from penstock._functions.loop import BrokenOff, behind
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, Uncopied, copy_state, own_nan, uncopied
+from penstock._functions.state import (
+    FORMAT,
+    MISSING,
+    BinState,
+    Uncopied,
+    copy_state,
+    own_nan,
+    sampled,
+    size_of,
+    uncopied,
+)
 from penstock._views import rows_at
 
 __all__ = ["AggregateBin", "AggregateCall"]
@@ -91,6 +102,10 @@ class AggregateBin(BinState):
                 self.journal[key] = windows if windows is MISSING else copy_state(windows)
             except Exception as error:
                 raise Uncopied(key) from error
+
+    def weight(self, state: Any) -> int:
+        """About how many bytes the states of a key's windows take."""
+        return sys.getsizeof(state) + sampled(state.values(), len(state), size_of)
 
     def open_window(self, window: Window, key: Any, gone: int) -> None:
         """Index a window that a key has from now on, in place of so many others."""

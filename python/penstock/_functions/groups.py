@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import heapq
 import io
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -44,7 +45,7 @@ from penstock._functions.group_state import (
     StateShape,
 )
 from penstock._functions.loop import BrokenOff, behind
-from penstock._functions.state import FORMAT, MISSING, BinState, own_nan
+from penstock._functions.state import FORMAT, MISSING, BinState, own_nan, sampled, size_of
 from penstock._views import rows_at
 from penstock.errors import StateError
 
@@ -78,6 +79,11 @@ class GroupBin(BinState):
         #: Time, order of setting, key. None when it is to be made anew.
         self._timers: list[tuple[int, int, Any]] | None = []
         self._order = 0
+
+    def weight(self, state: Any) -> int:
+        """About how many bytes the values of a state take."""
+        values = state[0] or ()
+        return sys.getsizeof(state) + sys.getsizeof(values) + sampled(values, len(values), size_of)
 
     def put(self, key: Any, value: tuple[Any, ...] | None, timeout_ms: int | None) -> None:
         """Set what a call has left of a key."""

@@ -39,7 +39,19 @@ import cloudpickle
 from penstock._functions.short import short
 from penstock.errors import StateError
 
-__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "Uncopied", "copy_state", "own_key", "own_nan", "uncopied"]
+__all__ = [
+    "ATOMIC",
+    "FORMAT",
+    "MISSING",
+    "BinState",
+    "Uncopied",
+    "copy_state",
+    "own_key",
+    "own_nan",
+    "sampled",
+    "size_of",
+    "uncopied",
+]
 
 #: First byte of every chunk of state.
 FORMAT: Final = 1
@@ -335,9 +347,13 @@ class BinState:
         count = len(states)
         if not count:
             return 0
-        sampled = list(itertools.islice(states.items(), 16))
-        mean = sum(_size(key) + _size(state) for key, state in sampled) / len(sampled)
+        some = list(itertools.islice(states.items(), 16))
+        mean = sum(size_of(key) + self.weight(state) for key, state in some) / len(some)
         return sys.getsizeof(states) + int(mean * count)
+
+    def weight(self, state: Any) -> int:
+        """About how many bytes what is kept of a key takes."""
+        return size_of(state)
 
     def get(self, key: Any, default: Any = None) -> Any:
         """State of `key`, or `default`. The live object: do not change it."""
@@ -434,14 +450,14 @@ def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:
         raise
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
     """About what an object takes with its items, or with its attributes and their items. No method of a user's class is
     called for it but ``__sizeof__``; who has one, as arrays and frames do, counts with it what it holds.
     """
     size = sys.getsizeof(value) + _items_size(value)
     kind: Any = type(value)
     if kind.__sizeof__ is object.__sizeof__ and type(fields := getattr(value, "__dict__", None)) is dict:
-        size += _sampled(fields.values(), len(fields), lambda field: sys.getsizeof(field) + _items_size(field))
+        size += sampled(fields.values(), len(fields), lambda field: sys.getsizeof(field) + _items_size(field))
     return size
 
 
@@ -449,14 +465,14 @@ def _items_size(value: Any) -> int:
     """What the items of a builtin container take; of anything else nothing."""
     kind = type(value)
     if issubclass(kind, dict):
-        return _sampled(itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), sys.getsizeof)
+        return sampled(itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), sys.getsizeof)
     for base in _CONTAINERS:
         if issubclass(kind, base):
-            return _sampled(base.__iter__(value), base.__len__(value), sys.getsizeof)
+            return sampled(base.__iter__(value), base.__len__(value), sys.getsizeof)
     return 0
 
 
-def _sampled(values: Iterable[Any], count: int, size: Callable[[Any], int]) -> int:
+def sampled(values: Iterable[Any], count: int, size: Callable[[Any], int]) -> int:
     """The size of so many values by that of the first 64."""
     sizes = [size(value) for value in itertools.islice(values, 64)]
     return sum(sizes) * count // len(sizes) if sizes else 0

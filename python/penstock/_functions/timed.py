@@ -45,7 +45,17 @@ from penstock._coroutines import UNRUN, unrun
 from penstock._functions.loop import NOTHING, RETURNS, BrokenOff, behind
 from penstock._functions.owned import Made, Marks, Origin, Owner, Refuse, parted
 from penstock._functions.short import short
-from penstock._functions.state import FORMAT, MISSING, BinState, Uncopied, copy_state, own_key, uncopied
+from penstock._functions.state import (
+    FORMAT,
+    MISSING,
+    BinState,
+    Uncopied,
+    copy_state,
+    own_key,
+    sampled,
+    size_of,
+    uncopied,
+)
 from penstock._options import whole
 from penstock._sides import Side
 from penstock.errors import SchemaError
@@ -244,6 +254,11 @@ class TimedBin(BinState):
             return
         super().absorb(chunk)
         self._index()
+
+    def weight(self, state: Any) -> int:
+        """About how many bytes a state takes with what its timers hold."""
+        held, _, timers = state
+        return sys.getsizeof(state) + size_of(held) + sampled(timers, len(timers), lambda one: size_of(one[2]))
 
     def bytes(self) -> int:
         """About how many bytes state and rows that wait take: of each part of the rows a sample."""

@@ -50,6 +50,9 @@ struct Tally {
     came: Rc<Cell<u64>>,
 }
 
+/// Inputs of numbers and of pulses that are void.
+type Ended = (Option<InputHandle<u64, Vec<u64>>>, Option<InputHandle<u64, u64>>);
+
 /// One worker of the simulation and what it must keep to.
 struct Member {
     worker: Option<Worker>,
@@ -60,7 +63,7 @@ struct Member {
     reached: u64,
     pulse: Option<InputHandle<u64, u64>>,
     /// What its peer had ended when it came.
-    ended: (Option<InputHandle<u64, Vec<u64>>>, Option<InputHandle<u64, u64>>),
+    ended: Ended,
     /// The pulses that it has heard of, and whether it was taught those from before it came.
     known: Rc<RefCell<BTreeSet<u64>>>,
     taught: Rc<Cell<bool>>,
