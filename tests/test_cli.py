@@ -590,7 +590,8 @@ def test_a_name_that_no_file_may_have_is_told_as_it_was_given(
 
 def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """While it is written a file has another one, which was longer."""
-    book, output, folder = tmp_path / "book.txt", tmp_path / ("name" * 63 + "abc"), tmp_path / ("name" * 63 + "def")
+    longest = "name" * (os.pathconf(tmp_path, "PC_NAME_MAX") // 4 - 1)
+    book, output, folder = tmp_path / "book.txt", tmp_path / (longest + "abc"), tmp_path / (longest + "def")
     book.write_text("one two one")
     for _ in range(2):  # the second one replaces the first
         report(capsys, "wordcount", "--input", str(book), "--output", str(output))

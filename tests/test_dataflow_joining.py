@@ -408,12 +408,17 @@ def test_what_its_peer_had_closed_stays_closed_at_a_joiner_that_others_leave_to(
             while worker.peers > 2:
                 worker.step_or_park()
             return worker.leave()
-        while worker.peers > 1:
-            worker.step_or_park()
-        while not probe.done():
+
+        def closed() -> None:
             for use in (lambda: numbers.send([1]), lambda: numbers.time, lambda: barrier.round):
                 with pytest.raises(ClosedError):
                     use()
+
+        closed()
+        while worker.peers > 1:
+            worker.step_or_park()
+        while not probe.done():
+            closed()
             worker.step_or_park()
         return True
 

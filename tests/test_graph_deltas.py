@@ -77,7 +77,22 @@ def test_a_column_that_says_what_goes_is_not_passed_over() -> None:
     for each in (edges, edges.to_batches()[0], edges.to_pandas()):
         with pytest.raises(errors.SchemaError, match=r"relation 'e' has a column 'diff'.*removed="):
             deltas.update({"e": each})
+
+    class Frame:
+        """As polars has it: names by a method; and one that names nothing."""
+
+        columns: Any = ("src", "dst", "diff")
+        schema = type("Schema", (), {"names": lambda self: ["src", "dst", "diff"]})()
+
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return edges.__arrow_c_stream__(requested_schema)
+
+    with pytest.raises(errors.SchemaError, match="has a column 'diff'"):
+        deltas.update({"e": Frame()})
     assert deltas.update({"e": edges.select(["src", "diff"])}).num_rows == 0, "one of two is where edges end"
+    unnamed = Frame()
+    unnamed.columns, unnamed.schema = 5, None
+    assert deltas.update({"e": unnamed}).num_rows == 2, "of who names nothing nothing is known"
 
 
 def test_a_first_batch_without_rows_or_types_lets_no_other_nodes_in() -> None:

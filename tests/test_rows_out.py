@@ -954,3 +954,6 @@ def test_fields_of_a_struct_that_are_left_out_are_null() -> None:
     )
     kept = flow.collect(pa.table({"k": [7]}))["s"].to_pylist()
     assert kept == [{"a": 1, "b": None}, {"a": None, "b": None}, {"a": None, "b": "x"}, None]
+    look = look_into(pa.struct({"a": pa.int64()}))
+    assert look is not None and look([{b"a": 2}, [(b"a", 3)]]) is None, "pyarrow takes names as bytes"
+    assert look([{b"a": 0.5}]) is not None and look([{b"b": 2}]) is not None

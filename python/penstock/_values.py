@@ -184,8 +184,7 @@ def _text(value: Any, most: int) -> tuple[str, bool]:
         for before, item in items:
             shape = _SHAPES.get(type(item))
             if shape is None or not len(item):
-                long = type(item) is int and item.bit_length() > _LONG_BITS
-                word = hex(item) if long else repr(item)
+                word = _number(item) if type(item) is int else repr(item)
             else:
                 word, inner, last = shape(item)
                 if id(item) in path:
@@ -203,6 +202,15 @@ def _text(value: Any, most: int) -> tuple[str, bool]:
             words.append(end)
             left -= len(end)
     return "".join(words)[:most], left >= 0
+
+
+def _number(number: int) -> str:
+    if number.bit_length() <= _LONG_BITS:
+        try:
+            return repr(number)
+        except ValueError:  # where Python was told to refuse fewer digits
+            pass
+    return hex(number)
 
 
 def _items(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:

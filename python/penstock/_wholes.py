@@ -9,7 +9,7 @@ Used wherever values of Python become Arrow: rows of `penstock.ordered`, and row
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import chain
 from math import inf, isinf
@@ -109,7 +109,7 @@ def look_into(kind: pa.DataType) -> _Look | None:
     elif is_type.is_struct(kind):
         parts = [(partial(_of_struct, place, field.name), field.type) for place, field in enumerate(kind)]
         looks = [(part, look) for part, inner in parts if (look := look_into(inner)) is not None]
-        return partial(_fields, {field.name: None for field in kind}, looks)
+        return partial(_fields, [field.name for field in kind], looks)
     elif hasattr(kind, "value_type"):
         look = look_into(kind.value_type)
         return partial(_of_list, [] if look is None else [(iter, look)])
@@ -273,8 +273,10 @@ def _of_map(place: int, value: Any) -> Iterable[Any]:
     return (entry[of_dict] if isinstance(entry, dict) else entry[place] for entry in entries)
 
 
-def _fields(names: dict[str, None], looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
+def _fields(names: Sequence[str], looks: list[tuple[_Part, _Look]], values: Collection[Any]) -> str | None:
     """A field that the type has not would be lost, as by a slip in its name; one that is left out is a null."""
+    # pyarrow takes names as bytes as well.
+    known = frozenset[Any](names) | {name.encode() for name in names}
     for value in values:
         if isinstance(value, tuple) or not hasattr(value, "__iter__"):
             continue
@@ -282,13 +284,15 @@ def _fields(names: dict[str, None], looks: list[tuple[_Part, _Look]], values: Co
             given = value if isinstance(value, dict) else dict(value)
         except (TypeError, ValueError):  # told by what makes a column of it
             continue
-        if not given.keys() <= names.keys():
-            other = next(name for name in given if name not in names)
-            return f"has a struct with the field {other!r}, which its type has not: it has {', '.join(names)}"
+        if not given.keys() <= known:
+            other = next(name for name in given if name not in known)
+            has = ", ".join(names) or "none"
+            return f"has a struct with the field {other!r}, which its type has not: it has {has}"
     return _inside(looks, values) if looks else None
 
 
 def _of_struct(place: int, name: str, value: Any) -> Iterable[Any]:
     if isinstance(value, tuple):
         return (value[place],)
-    return ((value if isinstance(value, dict) else dict(value)).get(name),)
+    fields = value if isinstance(value, dict) else dict(value)
+    return (fields.get(name, fields.get(name.encode())),)

@@ -362,6 +362,19 @@ def test_a_query_whose_batches_come_by_threads_of_a_users_runs_between_them(watc
     assert gone == ["q"]
 
 
+def test_a_thread_of_a_users_that_outlives_its_query_holds_up_no_end(watched: Any) -> None:
+    """As one of a pool. Spark's own lives on for as long as it cleans up."""
+    gone: list[str] = []
+    active = {"q"}
+    watch = watched(0.0, set(), gone, {"q"}, active)
+    looks = Looks(watch)
+    watch.saw("q", Thread(1))
+    looks.wait(3)
+    assert gone == []
+    active.clear()
+    wait_for(lambda: gone == ["q"], what="its end is told")
+
+
 @pytest.mark.parametrize("which", ["thread", "query"])
 def test_what_spark_does_not_tell_is_no_end(watched: Any, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """An interrupt within a call of the JVM costs all threads their connections."""

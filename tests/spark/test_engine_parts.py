@@ -11,6 +11,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,12 @@ def of_one(turn: Any) -> Any:
     return SimpleNamespace(calls_here=False, called="q", id="q", _turn=turn, _caller=None, _called=None, _over=False)
 
 
+def is_free(turn: Any) -> bool:
+    """Whether another thread could have it."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: turn.acquire(blocking=False) and turn.release() is None).result()
+
+
 def test_ctrl_c_ends_the_wait_for_the_turn_of_a_query_and_no_job(handler: None) -> None:
     """As in `finish` while a batch runs: its jobs were cancelled."""
 
@@ -108,27 +115,56 @@ def test_ctrl_c_ends_the_wait_for_the_turn_of_a_query_and_no_job(handler: None) 
 
     of_spark.__module__, of_spark.__qualname__ = "pyspark.core.context", "SparkContext._do_init.<locals>.signal_handler"
     signal.signal(signal.SIGINT, of_spark)
-    one = of_one(threading.Lock())
-    with Query._taking_turn(one, lambda: None):
+    one, runs, ends = of_one(threading.RLock()), threading.Event(), threading.Event()
+
+    def batch() -> None:
+        with Query._taking_turn(one, lambda: None):
+            runs.set()
+            assert ends.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(batch)
+        assert runs.wait(30)
         waits = Query._taking_turn(one, lambda: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt), waits:
             pytest.fail("two have the turn")
-        assert one._turn.locked() and one._caller is not None, "a batch runs"
+        assert not is_free(one._turn) and one._caller is not None, "a batch runs"
         assert signal.getsignal(signal.SIGINT) is of_spark
-    assert not one._turn.locked() and one._caller is None
+        ends.set()
+        other.result(30)
+    assert is_free(one._turn) and one._caller is None
+
+
+class Struck:
+    """A turn that is taken as Ctrl-C comes: nobody is told that it is."""
+
+    def __init__(self) -> None:
+        self.turn = threading.RLock()
+
+    def acquire(self, timeout: float) -> bool:
+        self.turn.acquire(timeout=timeout)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.turn, name)
 
 
 def test_the_turn_is_given_back_where_ctrl_c_comes_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = of_one(Struck())
+    with pytest.raises(KeyboardInterrupt), Query._taking_turn(one, lambda: None):
+        pytest.fail("it has begun")
+    assert is_free(one._turn.turn)
+
     @contextlib.contextmanager
     def struck() -> Iterator[None]:
         yield
         raise KeyboardInterrupt
 
     monkeypatch.setattr(query, "plain_interrupts", struck)
-    one = of_one(threading.Lock())
+    one = of_one(threading.RLock())
     with pytest.raises(KeyboardInterrupt), Query._taking_turn(one, lambda: None):
         pytest.fail("it has begun")
-    assert not one._turn.locked()
+    assert is_free(one._turn)
 
 
 def test_executors_are_counted_by_one_call_of_the_jvm() -> None:

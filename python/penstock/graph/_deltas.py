@@ -7,7 +7,7 @@ epoch behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -324,10 +324,10 @@ class Deltas:
 
 
 def _local(name: str, edges: Edges | DataFrame) -> Edges:
-    columns: Any = getattr(getattr(edges, "schema", None), "names", None)
-    if columns is None:
-        columns = getattr(edges, "columns", ())
-    if "diff" in list(columns)[2:]:
+    # Of tables and of frames; who names its columns otherwise is not looked at.
+    named = (getattr(getattr(edges, "schema", None), "names", None), getattr(edges, "columns", None))
+    columns = next((list(names) for names in named if isinstance(names, Collection)), [])
+    if any(isinstance(name, str) and name == "diff" for name in columns[2:]):
         raise SchemaError(
             f"relation {name!r} has a column 'diff', which is not looked at here: give edges that go as removed=, or"
             " leave it out"

@@ -451,7 +451,7 @@ class Pool:
         except _Unrestored as unrestored:
             self._may_stay(unrestored.made)
             if len(part.items) > 1:
-                self._one_by_one(place, operator, part, timeout)
+                self._by_halves(place, operator, part, timeout)
             else:
                 self._all_of_it(part, Failure(unrestored.made))
             return
@@ -515,18 +515,19 @@ class Pool:
         part.outs, part.spent = outs, rest.spent
         return True
 
-    def _one_by_one(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
-        """Each item of a part by itself, of which one cannot be restored, there or here, and so none.
+    def _by_halves(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+        """A part of which one item cannot be restored, there or here, and so none: one half, then the other.
 
         Functions run again for what had come back with it: the states are those from before.
         """
         outs: list[Any] = []
         spent = 0.0
-        for at in range(len(part.items)):
-            one = _only(part, [at])
-            self._keyed(place, operator, one, timeout)
-            outs += one.outs
-            spent += one.spent
+        middle = len(part.items) // 2
+        for these in (range(middle), range(middle, len(part.items))):
+            half = _only(part, these)
+            self._keyed(place, operator, half, timeout)
+            outs += half.outs
+            spent += half.spent
         part.outs, part.spent = outs, spent
 
     def _call(

@@ -46,6 +46,8 @@ class _Life:
     temporary: bool
     #: Whether it was seen to have ended.
     ended: bool = False
+    #: Since when Spark counts it as active no more.
+    idle: float | None = None
     #: Since when it cannot come back, and when it is looked at next, of `time.monotonic`.
     gone: float | None = None
     next: float = 0.0
@@ -148,7 +150,12 @@ class Ended:
 
     def _is_over(self, query_id: str, life: _Life, now: float) -> bool:
         """Whether its query cannot come back, and was kept for long enough; else says when to look again."""
-        life.ended = life.ended or (not self._alive(life) and self._active(query_id) is False)
+        if not life.ended and self._active(query_id) is False:
+            life.idle = now if life.idle is None else life.idle
+            # A thread of the user's may outlive its query, in a pool, say. Spark's own does so while it cleans up.
+            life.ended = not self._alive(life) or now - life.idle >= _AGAIN_S
+        elif not life.ended:
+            life.idle = None
         life.next = now + _LOOK_S
         if not life.ended:
             return False

@@ -97,8 +97,8 @@ def plain_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not plain:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         yield
     finally:
         signal.signal(signal.SIGINT, before)

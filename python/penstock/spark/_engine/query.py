@@ -183,7 +183,7 @@ class Query:
         self._hub = setup.hub
         self._executor = setup.executor
         #: One call at a time, and the thread whose it is.
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._caller: int | None = None
         #: The batch that the call is of, if it is of one.
         self._called: int | None = None
@@ -516,9 +516,11 @@ class Query:
             When a batch runs.
         """
         busy = EngineError(f"a batch of query {self.called} runs: stop it, then drop it", query=self.id)
-        if not self._turn.acquire(blocking=False):
+        if self.calls_here:
             raise busy
         try:
+            if not self._turn.acquire(blocking=False):
+                raise busy
             # One of before that was interrupted may have its end by now.
             self._dropped = None
             self._executor.ask({"Drop": {"query": self.id}})
@@ -527,7 +529,8 @@ class Query:
                 raise busy
             self._over = True
         finally:
-            self._turn.release()
+            if self._turn._is_owned():  # type: ignore[attr-defined]
+                self._turn.release()
         if not self._hub.wait_for(lambda: self._dropped is not None, check, _END_S):
             log.warning("query %s was dropped, but a thread of it still runs a function of yours", self.name)
 
@@ -563,10 +566,9 @@ class Query:
                 " for itself: ask when the sink has returned",
                 query=self.id,
             )
-        taken = False
         try:
             with plain_interrupts():
-                while not (taken := self._turn.acquire(timeout=0.1)):
+                while not self._turn.acquire(timeout=0.1):
                     check()
             self._caller = threading.get_ident()
             check()
@@ -574,7 +576,8 @@ class Query:
                 raise EngineError(f"query {self.called} was dropped; start it again", query=self.id)
             yield
         finally:
-            if taken:
+            # Ctrl-C may come between the lock's taking it and what it returns: it knows alone.
+            if self._turn._is_owned():  # type: ignore[attr-defined]
                 self._caller = self._called = None
                 self._turn.release()
 

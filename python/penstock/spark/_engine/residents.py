@@ -426,7 +426,9 @@ class Residents:
     def _serve(self, seat: _Resident) -> str:
         """Run one resident job to its end; says why it ended."""
         seat.since = time.monotonic()
-        seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
+        group = f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
+        with self._lock:
+            seat.spares, seat.group = 0, group
         try:
             task = self._task(seat)
             rows = self._sc.parallelize([seat.slot], 1).mapPartitions(task)
@@ -523,7 +525,7 @@ class Residents:
             seat.lost = time.time()
         elif member.hung and seat.retired.is_set():
             # It does not read that it may go.
-            self._cancel_aside(seat)
+            self._cancel_aside(seat, seat.group)
 
     # In the executor's thread
 
@@ -543,14 +545,16 @@ class Residents:
             self._executor.begin(seat.thread)
             return
         gone, seat.member = seat.member, None
-        if seat.spares or (gone is not None and gone.hung):
+        with self._lock:
+            spares, group = seat.spares, seat.group
+        if spares or (gone is not None and gone.hung):
             # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
             # does. Spark kills it, however it hangs, and the job is submitted again.
-            self._cancel_aside(seat)
+            self._cancel_aside(seat, group)
 
-    def _cancel_aside(self, seat: _Resident) -> None:
+    def _cancel_aside(self, seat: _Resident, group: str) -> None:
         name = f"penstock-cancel-{self._name}-{seat.slot}"
-        self._executor.begin(threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True))
+        self._executor.begin(threading.Thread(target=self._cancel, args=(group,), name=name, daemon=True))
 
     def _retire(self, facts: Mapping[str, Any]) -> None:
         """End the resident of a slot, and run none."""
@@ -566,7 +570,7 @@ class Residents:
             return
         if member is None or member.lost is not None or seat.spares:
             # Nobody serves it yet, and its job waits for a task slot; or who serves or waits beside hears of nothing.
-            self._cancel_aside(seat)
+            self._cancel_aside(seat, seat.group)
             return
         name = f"penstock-end-{self._name}-{seat.slot}"
         self._executor.begin(threading.Thread(target=self._expect_end, args=(seat,), name=name, daemon=True))

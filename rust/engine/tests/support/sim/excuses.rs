@@ -5,7 +5,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::faults::Fault;
-use super::spark::TASK_TRIES;
 use super::world::{START_MS, World};
 use crate::machine::{EngineError, MemberId, Setup};
 
@@ -14,9 +13,11 @@ use crate::machine::{EngineError, MemberId, Setup};
 pub struct Endured {
     /// Members that are gone, but for those that it has sent away.
     pub lost: BTreeSet<MemberId>,
-    /// Feed tasks that died although their members live.
-    pub tasks: u32,
+    /// A feed task died as often as it may, although its member lives.
+    pub stage_failed: bool,
     pub sink_calls: u32,
+    /// How many were lost when the sink was called last.
+    pub lost_before_sink: usize,
     /// The sink raised.
     pub raised: bool,
     /// How often the store failed, by member; those of the driver itself are under none.
@@ -44,21 +45,23 @@ impl World {
     pub fn is_excused(&self, driver: usize, stopped: bool, error: &EngineError) -> bool {
         let Setup { tries: attempts, sink_tries, store_tries, .. } = Setup::default();
         let one = &self.drivers[driver];
-        let Endured { lost, tasks, sink_calls, raised, refused } = &one.endured;
+        let Endured { lost, stage_failed, sink_calls, lost_before_sink, raised, refused } = &one.endured;
         let holder = self.storage.holder().filter(|holder| *holder != one.nonce);
         let other = self.drivers.iter().find(|one| Some(one.nonce) == holder);
         match error {
             EngineError::Abandoned { .. } => stopped,
             // What an engine had asked for may be done when it is dead.
-            EngineError::Held { .. } => other.is_some_and(|one| one.alive || self.times("claimed by the dead") > 0),
+            EngineError::Held { .. } => other.is_some_and(|one| one.alive || one.late_claim),
             // With a copy an older claim of one's own may come back.
             EngineError::Fenced { .. } => other.is_some() || self.times("put back") > 0,
             // Another engine has gone on since Spark asked here, and has let go what this one would begin with.
             EngineError::NoManifest { asked, newest } => *asked < self.spark.commits && *newest >= Some(*asked),
             EngineError::Sink { .. } => {
-                *raised || (!lost.is_empty() && (!self.scenario.retry_sink || *sink_calls == sink_tries))
+                // Who is lost while it runs may be why it fails, whatever it says.
+                let tried = !self.scenario.retry_sink || *sink_calls == sink_tries;
+                if lost.len() > *lost_before_sink { tried } else { *raised || (!lost.is_empty() && tried) }
             }
-            EngineError::Feed { .. } => *tasks >= TASK_TRIES,
+            EngineError::Feed { .. } => *stage_failed,
             EngineError::Store { tries, .. } => {
                 *tries == store_tries && refused.values().any(|refused| refused >= tries)
             }

@@ -10,7 +10,7 @@ use crate::machine::{EngineError, Event, Failure, Kind, MemberId, Piece, Receipt
 /// How far the watermark stays behind.
 pub const LATENESS: i64 = 60;
 /// Attempts of a task before its stage fails.
-pub const TASK_TRIES: u32 = 3;
+const TASK_TRIES: u32 = 3;
 
 /// What Spark wrote of a batch before it called.
 #[derive(Clone, Debug)]
@@ -470,8 +470,8 @@ impl World {
             None => false,
         };
         if dies || !staged {
-            self.drivers[driver].endured.tasks += u32::from(staged);
             if tries == TASK_TRIES {
+                self.drivers[driver].endured.stage_failed |= staged;
                 let stage = self.spark.stages.remove(&stage).expect("it runs");
                 let kind = if staged { Kind::Internal } else { Kind::Echo };
                 let failure = Failure::new(kind, format!("task of partition {partition} failed {tries} times"));
@@ -522,7 +522,9 @@ impl World {
             self.spark.ended_by = Some(driver);
         }
         let job = self.spark.runs[run].job;
-        let calls = &mut self.drivers[driver].endured.sink_calls;
+        let endured = &mut self.drivers[driver].endured;
+        endured.lost_before_sink = endured.lost.len();
+        let calls = &mut endured.sink_calls;
         *calls += 1;
         if *calls > if self.scenario.retry_sink { Setup::default().sink_tries } else { 1 } {
             let calls = *calls;

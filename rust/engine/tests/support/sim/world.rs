@@ -23,6 +23,8 @@ type Happening = Box<dyn FnOnce(&mut World)>;
 pub struct Driver {
     pub engine: Engine,
     pub alive: bool,
+    /// A claim that it had asked for was made when it was dead.
+    pub late_claim: bool,
     pub nonce: u64,
     pub slots: BTreeMap<u32, u64>,
     pub bits: u8,
@@ -246,6 +248,7 @@ impl World {
         self.drivers.push(Driver {
             engine,
             alive: true,
+            late_claim: false,
             nonce,
             slots: BTreeMap::new(),
             bits,
@@ -375,7 +378,7 @@ impl World {
                 let looked = !self.scenario.exclusive && !self.storage.files.contains_key(&Claim::name(claim.number));
                 self.store(driver, ticket, move |world| {
                     if !world.drivers[driver].alive {
-                        world.reached("claimed by the dead");
+                        world.drivers[driver].late_claim = true;
                     }
                     if looked && !world.storage.claim(&claim) {
                         world.reached("claim overwritten");
