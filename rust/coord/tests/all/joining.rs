@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use penstock_coord::{Barrier, CoordError, Entry, Pusher, Sequencer};
+use penstock_dataflow::fabric::Endpoint;
 use penstock_dataflow::{BoxError, Error, InputHandle, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric};
 
 use crate::linked::Linked;
@@ -430,5 +431,78 @@ fn a_log_that_is_over_is_over_for_who_joins() {
         });
         let lengths: Vec<usize> = logs.into_iter().map(|log| log.unwrap().len()).collect();
         assert_eq!(lengths, [2, 2, 0], "apart {apart}");
+    }
+}
+
+/// A member that reads its log on this thread.
+struct Reading {
+    worker: Worker,
+    log: Sequencer<u64>,
+    seated: bool,
+    closed: bool,
+    read: Vec<u64>,
+}
+
+impl Reading {
+    fn new(seat: Endpoint) -> Self {
+        let mut worker = Worker::new(seat);
+        let log = Sequencer::new(&mut worker);
+        Reading { worker, log, seated: false, closed: false, read: Vec::new() }
+    }
+
+    /// One step; false when it has read all. Pushes its number where it is told to, when there are three, and closes.
+    fn go(&mut self, pushes: bool) -> Result<bool, Error> {
+        if !self.seated {
+            self.seated = self.worker.try_bootstrap()?.is_some();
+            return Ok(true);
+        }
+        if !self.closed && self.worker.peers() == 3 {
+            if pushes {
+                self.log.push(self.worker.index() as u64).expect("it takes part");
+            }
+            self.log.close();
+            self.closed = true;
+        }
+        let goes_on = self.worker.step()?;
+        self.read.extend(std::iter::from_fn(|| self.log.next()));
+        Ok(goes_on || !self.closed)
+    }
+}
+
+/// What is pushed when a joiner is a member is read by it, whatever of it others have read before they teach it. What is sent takes as long, and overtakes, as the
+/// seed wants.
+#[test]
+fn a_joiner_reads_all_that_is_pushed_since_it_is_a_member() {
+    for seed in 0..400 {
+        let (seats, door) = fabric::joinable_shuffled(2, seed);
+        let mut members: Vec<Reading> = seats.into_iter().map(Reading::new).collect();
+        let mut random = seed;
+        let mut below = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % bound
+        };
+        let (pushes, mut ticket, mut turns) = (below(8), Some(door.ask(1).unwrap()), 0);
+        let mut at_work = vec![true; 2];
+        while at_work.contains(&true) || ticket.is_some() {
+            turns += 1;
+            assert!(turns < 100_000, "seed {seed}: it goes on and on");
+            if let Some(mut seats) = ticket.as_ref().and_then(|ticket| ticket.try_seats().unwrap()) {
+                members.push(Reading::new(seats.remove(0)));
+                at_work.push(true);
+                ticket = None;
+            }
+            // Some are slow for a while.
+            let chosen = below(members.len() as u64) as usize;
+            for _ in 0..below(6) {
+                at_work[chosen] = members[chosen].go(pushes & 1 << chosen != 0).unwrap();
+            }
+        }
+        let pushed: Vec<u64> = (0..3).filter(|worker| pushes & 1 << worker != 0).collect();
+        for member in &members {
+            let mut read = member.read.clone();
+            assert_eq!(read, members[0].read, "seed {seed}");
+            read.sort_unstable();
+            assert_eq!(read, pushed, "seed {seed}");
+        }
     }
 }
