@@ -214,6 +214,10 @@ def test_input_is_checked(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="has no column 'bidder'; it has auction"):
         nexmark.read(flow, tmp_path)
     assert nexmark.rows(flow, tmp_path) == 1
+    columns = {name: [1] for name in ("auction", "bidder", "date_time")}
+    pq.write_table(pa.table(columns | {"price": ["dear"]}), tmp_path / "bid.parquet")
+    with pytest.raises(SchemaError, match=r"bid\.parquet column 'price' is string, expected int64; cast it before"):
+        nexmark.read(flow, tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -106,12 +106,15 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> dict
     ConfigError
         When a file is not there or is not Parquet.
     SchemaError
-        When it lacks a column.
+        When it lacks a column, or has one of another type.
     """
     found: dict[str, Iterator[pa.RecordBatch]] = {}
     for table, schema in query_flow.sources.items():
         file = open_table(folder, table)
         _require(file, schema.names, folder, table)
+        # A type that does not fit is told of the file that has it, before any row.
+        there = pa.schema([file.schema_arrow.field(name) for name in schema.names])
+        conform(pa.RecordBatch.from_pylist([], schema=there), schema, str(_path(folder, table)))
         found[table] = guarded(
             _stream(file, _path(folder, table), schema.names, batch_rows), f"the reading of {folder}"
         )
