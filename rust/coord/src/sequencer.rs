@@ -249,8 +249,8 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             let members = scope.clone();
             let mut builder = OperatorBuilder::new(scope, "sink");
             let mut input = builder.input(&stream, broadcast);
-            let lesson = builder.lesson::<(Option<Place>, BTreeMap<Place, Vec<T>>)>();
-            let (mut last, mut waiting) = (None, BTreeMap::<Place, Vec<T>>::new());
+            let lesson = builder.lesson::<BTreeMap<Place, Vec<T>>>();
+            let mut waiting = BTreeMap::<Place, Vec<T>>::new();
             builder.build(|_| {
                 move |frontiers| {
                     while let Some((capability, block)) = input.next() {
@@ -258,9 +258,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                         shared.follow(time)?;
                         waiting.insert((time, capability.sender()), block);
                     }
-                    if let Some((passed, known)) = lesson.learn() {
-                        last = passed;
-                        waiting.retain(|place, _| Some(*place) > passed);
+                    if let Some(known) = lesson.learn() {
                         known.keys().try_for_each(|(time, _)| shared.follow(*time))?;
                         waiting.extend(known);
                     }
@@ -268,7 +266,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                         return Ok(());
                     }
                     for pupil in lesson.pupils() {
-                        lesson.teach(pupil, (last, waiting.clone()));
+                        lesson.teach(pupil, waiting.clone());
                     }
                     if lesson.is_awaited() {
                         // What is released is not taught, and who joins may have been sent what follows it.
@@ -285,7 +283,6 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                             return Ok(());
                         }
                         let block = first.remove();
-                        last = Some((time, worker));
                         if !shared.unread.get() {
                             let entries = block.into_iter().enumerate();
                             released.extend(entries.map(|(index, element)| Entry { time, worker, index, element }));

@@ -1,6 +1,6 @@
 //! A barrier and a sequencer across joins and leaves, of threads and of processes over TCP.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use penstock_coord::{Barrier, CoordError, Entry, Pusher, Sequencer};
 use penstock_dataflow::fabric::Endpoint;
-use penstock_dataflow::{BoxError, Error, InputHandle, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric};
+use penstock_dataflow::{
+    BoxError, Error, InputHandle, MemberFault, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric,
+};
 
 use crate::linked::Linked;
 
@@ -505,4 +507,211 @@ fn a_joiner_reads_all_that_is_pushed_since_it_is_a_member() {
             assert_eq!(read, pushed, "seed {seed}");
         }
     }
+}
+
+/// What the members of a run have in which others come and go.
+trait Part {
+    /// Uses it in some way.
+    fn act(&mut self, chance: u64);
+    fn close(&mut self);
+    fn is_closed(&self) -> bool;
+    /// After each turn of its member.
+    fn look(&mut self) {}
+}
+
+struct Wanderer<X> {
+    /// None when it has ended, or has left.
+    worker: Option<Worker>,
+    part: X,
+    seated: bool,
+    leaving: bool,
+    left: bool,
+}
+
+/// A run in which members come and go, by seed, and what they have at its end, founders first; `check` looks at all of them after each turn.
+fn wander<X: Part>(
+    seed: u64,
+    build: impl Fn(&mut Worker) -> X,
+    mut check: impl FnMut(&[Wanderer<X>]),
+) -> (usize, Vec<Wanderer<X>>) {
+    let mut random: u64 = seed ^ 0x5eed;
+    let mut below = |bound: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % bound
+    };
+    let founders = 1 + below(3) as usize;
+    let (mut joins, mut leaves) = (below(3) as usize, below(3));
+    let (seats, door) = fabric::joinable_shuffled(founders, seed);
+    let begin = |seat| {
+        let mut worker = Worker::new(seat);
+        let part = build(&mut worker);
+        Wanderer { worker: Some(worker), part, seated: false, leaving: false, left: false }
+    };
+    let mut members: Vec<Wanderer<X>> = seats.into_iter().map(begin).collect();
+    let mut tickets: Vec<fabric::Ticket> = Vec::new();
+    for _ in 0..200_000 {
+        let works = members.iter().any(|member| member.worker.is_some());
+        if !works && tickets.is_empty() {
+            return (founders, members);
+        }
+        if works && joins > 0 && below(30) == 0 {
+            joins -= 1;
+            tickets.push(door.ask(1).unwrap());
+        }
+        tickets.retain(|ticket| match ticket.try_seats() {
+            Ok(seats) => seats.is_none_or(|seats| {
+                members.extend(seats.into_iter().map(begin));
+                false
+            }),
+            Err(_) => false,
+        });
+        let chosen = below(members.len() as u64) as usize;
+        let Wanderer { worker: here, part, seated, leaving, left } = &mut members[chosen];
+        let Some(worker) = here else { continue };
+        if !*seated {
+            match worker.try_bootstrap() {
+                Ok(joined) => *seated = joined.is_some(),
+                // It came too late.
+                Err(Error::Member { fault: MemberFault::Over | MemberFault::Withdrawn, .. }) => *here = None,
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+            continue;
+        }
+        match below(12) {
+            0 if !part.is_closed() => part.act(below(100)),
+            1 if !part.is_closed() && below(8) == 0 => part.close(),
+            2 if leaves > 0 && !*leaving && below(8) == 0 => {
+                if worker.dataflows() > 0 && worker.start_leaving().is_ok() {
+                    leaves -= 1;
+                    *leaving = true;
+                }
+            }
+            _ => {
+                let goes_on = worker.step().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                *left = worker.has_left();
+                if !goes_on && (part.is_closed() || *left) {
+                    *here = None;
+                }
+            }
+        }
+        part.look();
+        check(&members);
+    }
+    panic!("seed {seed}: it goes on and on");
+}
+
+/// A log, what was read of it, and what was pushed to it here.
+struct Log {
+    log: Sequencer<u64>,
+    closed: bool,
+    read: Vec<u64>,
+    pushed: Vec<u64>,
+    /// Of all members.
+    pushes: Rc<Cell<u64>>,
+}
+
+impl Part for Log {
+    fn act(&mut self, _: u64) {
+        let element = self.pushes.get();
+        if self.log.push(element).is_ok() {
+            self.pushes.set(element + 1);
+            self.pushed.push(element);
+        }
+    }
+
+    fn close(&mut self) {
+        self.log.close();
+        self.closed = true;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn look(&mut self) {
+        self.read.extend(std::iter::from_fn(|| self.log.next()));
+    }
+}
+
+/// One order, of which all read a stretch: who is there all the time reads all, a joiner the end, a leaver the beginning. What is pushed is in it once, and read by
+/// who pushed it.
+#[test]
+fn a_log_is_one_while_members_come_and_go() {
+    let mut seen = [0; 3];
+    for seed in 0..150 {
+        let pushes = Rc::new(Cell::new(0));
+        let build = |worker: &mut Worker| {
+            let (log, pushes) = (Sequencer::new(worker), pushes.clone());
+            Log { log, closed: false, read: Vec::new(), pushed: Vec::new(), pushes }
+        };
+        let (founders, members) = wander(seed, build, |_| {});
+        // Somebody was there all the time, or the pieces cannot be put together.
+        let Some(whole) = members[..founders].iter().find(|member| !member.leaving) else { continue };
+        let all = &whole.part.read;
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..pushes.get()), "seed {seed}: what was pushed is read once");
+        seen[2] += all.len();
+        for (at, member) in members.iter().enumerate() {
+            let (read, own) = (&member.part.read, &member.part.pushed);
+            seen[0] += usize::from(at >= founders && !read.is_empty());
+            seen[1] += usize::from(member.leaving && !read.is_empty());
+            let fits = match (at < founders, member.leaving) {
+                (true, false) => read == all,
+                (true, true) => all.starts_with(read),
+                (false, false) => all.ends_with(read),
+                (false, true) => read.is_empty() || all.windows(read.len()).any(|piece| piece == read.as_slice()),
+            };
+            assert!(fits, "seed {seed}: {at} reads {read:?} of {all:?}");
+            assert!(
+                member.leaving || own.iter().all(|one| read.contains(one)),
+                "seed {seed}: {at} misses what it pushed"
+            );
+        }
+    }
+    // Joiners and leavers that read something, and what was read.
+    assert!(seen[0] > 50 && seen[1] > 30 && seen[2] > 2_000, "{seen:?}");
+}
+
+impl Part for Option<Barrier> {
+    fn act(&mut self, chance: u64) {
+        if let Some(barrier) = self.as_mut().filter(|barrier| barrier.usable().is_ok()) {
+            (0..1 + chance / 50).for_each(|_| {
+                barrier.advance();
+            });
+        }
+    }
+
+    fn close(&mut self) {
+        *self = None;
+    }
+
+    fn is_closed(&self) -> bool {
+        self.is_none()
+    }
+}
+
+/// Nobody sees a round reached before all who take part have arrived for it, and in the end all see it.
+#[test]
+fn a_round_is_of_all_who_take_part_while_members_come_and_go() {
+    let mut seen = [0; 2];
+    for seed in 0..150 {
+        let build = |worker: &mut Worker| Some(Barrier::new(worker));
+        wander(seed, build, |members| {
+            let runs = |worker: &Option<Worker>| worker.as_ref().is_some_and(|worker| worker.dataflows() > 0);
+            let seated = || members.iter().filter(|member| member.seated && !member.left && runs(&member.worker));
+            let barriers = || seated().filter_map(|member| member.part.as_ref());
+            let Some(least) = barriers().filter(|one| one.usable().is_ok()).map(Barrier::round).min() else { return };
+            for barrier in barriers() {
+                assert!(
+                    !barrier.reached(least + 1),
+                    "seed {seed}: round {} is reached, and somebody is at {least}",
+                    least + 1
+                );
+                seen[0] = seen[0].max(least);
+                seen[1] += u64::from(least > 0 && barrier.reached(least));
+            }
+        });
+    }
+    assert!(seen[0] > 5 && seen[1] > 1_000, "{seen:?}");
 }
