@@ -385,9 +385,12 @@ impl Core {
                 member.tick(now, books)
             });
         }
-        if membership.stage() == Stage::Drained && self.endpoint.is_over() {
-            // The others have finished, so nobody may be there to say goodbye to.
-            self.go();
+        if self.endpoint.is_over() {
+            membership.end();
+            if membership.stage() == Stage::Drained {
+                // The others have finished, so nobody may be there to say goodbye to.
+                self.go();
+            }
         }
     }
 

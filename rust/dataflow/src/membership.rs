@@ -137,6 +137,8 @@ pub(crate) struct Membership {
     alone: Cell<bool>,
     /// Whether somebody joins.
     welcomes: Cell<bool>,
+    /// Whether a member has finished all dataflows.
+    over: Cell<bool>,
     /// Empty between uses.
     outputs: Cell<Vec<Output<Told>>>,
     began: Instant,
@@ -167,6 +169,7 @@ impl Membership {
             rank: Cell::new(if joins { usize::MAX } else { index }),
             alone: Cell::new(!joins && founders == 1),
             welcomes: Cell::new(false),
+            over: Cell::new(false),
             outputs: Cell::default(),
             began: Instant::now(),
             simulated,
@@ -283,7 +286,15 @@ impl Membership {
             own.for_each(|pupils| pupils.graduate());
             return true;
         }
-        !self.welcomes.get() && self.awaited.borrow().is_empty() && own.all(|pupils| !pupils.is_due())
+        let welcomes = self.welcomes.get() && !self.over.get();
+        !welcomes && self.awaited.borrow().is_empty() && own.all(|pupils| !pupils.is_due())
+    }
+
+    /// A member has finished all dataflows, and may be gone: who has not got its place by then gets none, and is not waited for.
+    pub(crate) fn end(&self) {
+        if !self.over.replace(true) {
+            self.schools.borrow().iter().for_each(|(_, pupils)| pupils.activate());
+        }
     }
 
     /// How many dataflows were built.

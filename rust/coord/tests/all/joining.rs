@@ -1,7 +1,7 @@
 //! A barrier and a sequencer across joins and leaves, of threads and of processes over TCP.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -539,8 +539,10 @@ fn wander<X: Part>(
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % bound
     };
-    let founders = 1 + below(3) as usize;
-    let (mut joins, mut leaves) = (below(3) as usize, below(3));
+    // Both founders may leave, of whom the first has closed what it has: a joiner that it lets in has none.
+    let bereft = seed % 5 == 4;
+    let founders = if bereft { 2 } else { 1 + below(3) as usize };
+    let (mut joins, mut leaves) = if bereft { (2, 2) } else { (below(3), below(3)) };
     let (seats, door) = fabric::joinable_shuffled(founders, seed);
     let begin = |seat| {
         let mut worker = Worker::new(seat);
@@ -548,6 +550,9 @@ fn wander<X: Part>(
         Wanderer { worker: Some(worker), part, seated: false, leaving: false, left: false }
     };
     let mut members: Vec<Wanderer<X>> = seats.into_iter().map(begin).collect();
+    if bereft {
+        members[0].part.close();
+    }
     let mut tickets: Vec<fabric::Ticket> = Vec::new();
     for _ in 0..200_000 {
         let works = members.iter().any(|member| member.worker.is_some());
@@ -697,9 +702,16 @@ fn a_round_is_of_all_who_take_part_while_members_come_and_go() {
     let mut seen = [0; 2];
     for seed in 0..150 {
         let build = |worker: &mut Worker| Some(Barrier::new(worker));
+        let mut void = BTreeSet::new();
         wander(seed, build, |members| {
             let runs = |worker: &Option<Worker>| worker.as_ref().is_some_and(|worker| worker.dataflows() > 0);
             let seated = || members.iter().filter(|member| member.seated && !member.left && runs(&member.worker));
+            for (at, member) in members.iter().enumerate().filter(|(_, member)| member.seated && runs(&member.worker)) {
+                match member.part.as_ref().is_none_or(|barrier| barrier.usable().is_ok()) {
+                    true => assert!(member.part.is_none() || !void.contains(&at), "seed {seed}: {at} has one again"),
+                    false => _ = void.insert(at),
+                }
+            }
             let barriers = || seated().filter_map(|member| member.part.as_ref());
             let Some(least) = barriers().filter(|one| one.usable().is_ok()).map(Barrier::round).min() else { return };
             for barrier in barriers() {
