@@ -102,7 +102,7 @@ near, far = sorted(addresses, key=addresses.get)
 flow = pk.Flow("k string").key_by("k").agg(n=pk.count(), emit="update")
 plan, calls = flow.to_plan()
 stamp = {"generation": 1, "membership": 0}
-layout = {"length": 4, "owners": [bin_ % 2 for bin_ in range(16)]}
+layout = "4:" + ",".join(str(bin_ % 2) for bin_ in range(16))
 layouts = {told["name"]: layout for told in _native.plan_check(plan)["operators"]}
 peers = [{"id": member, "address": addresses[member]} for member in (near, far)]
 start = {"stamp": stamp, "members": [near, far], "threads": 1, "bits": 4, "layouts": layouts}

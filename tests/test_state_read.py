@@ -248,7 +248,7 @@ def test_windows_say_in_which_state_they_are() -> None:
         return _facts(pk.Flow(schema, event_time=time).window(window).top(1, by="p", per="window"))
 
     ten = top(pk.tumbling("10s"))
-    assert ten == top(pk.tumbling("10s")) and "in windows of 10 s every 10 s by column" in ten[0]["types"]
+    assert ten == top(pk.tumbling("10s")) and "; windows of 10 s every 10 s by column" in ten[0]["types"]
     others = [pk.tumbling("20s"), pk.sliding("10s", every="5s"), pk.tumbling("10s", offset="1s")]
     assert all(ten != top(window) for window in others) and ten != top(pk.tumbling("10s"), "b")
 

@@ -117,7 +117,7 @@ class Driver:
         bits: int = 4,
     ) -> None:
         text, calls = flow.to_plan()
-        layout = {"length": bits, "owners": [bin_ % len(members) for bin_ in range(1 << bits)]}
+        layout = f"{bits}:" + ",".join(str(bin_ % len(members)) for bin_ in range(1 << bits))
         start = {
             "stamp": {"generation": generation, "membership": 0},
             "members": members,

@@ -337,7 +337,7 @@ class KeyedSteps(FlowBase):
             head = [("window_start", time_type), ("window_end", time_type), *head]
             # Bounds of windows stand in the state as the column counts, in microseconds unless it says otherwise.
             unit = time_type.unit if pa.types.is_timestamp(time_type) else "ms"
-            windows = f" in window({self._window})" + ("" if unit == "us" else f" in {unit}")
+            windows = f" in window({self._window})" + ("" if unit == "us" else f"; windows in {unit}")
         heads = dict(head)
         taken = [column for column in made.names if column in heads]
         if taken:

@@ -65,8 +65,14 @@ pub struct Operator {
 impl Operator {
     /// Whether another one can go on from its state.
     fn fits(&self, newer: &Operator) -> bool {
-        let told = |one: &Operator| (one.name.clone(), one.kind.clone(), one.types.clone(), one.version);
-        told(self) == told(newer) && !self.is_renamed(newer)
+        let told = |one: &Operator| (one.name.clone(), one.kind.clone(), one.version);
+        told(self) == told(newer) && self.has_types_of(newer) && !self.is_renamed(newer)
+    }
+
+    /// Which windows state is in is told behind the types. What was written before that was told may be of any.
+    fn has_types_of(&self, newer: &Operator) -> bool {
+        let more = newer.types.strip_prefix(&self.types);
+        more.is_some_and(|more| more.is_empty() || more.starts_with("; windows "))
     }
 
     /// Whether both are unnamed and made of other columns.

@@ -316,9 +316,10 @@ impl Kept {
                 // Which rows stand in which of them depends on these.
                 let windows = windows.as_ref().map_or_else(String::new, |of| {
                     let at = of.time.fields().first().and_then(|time| rows.index_of(time.name()).ok());
-                    of.words() + &at.map_or_else(String::new, |at| format!(" by column {at}"))
+                    let words = of.words().replacen(" in", ";", 1);
+                    words + &at.map_or_else(String::new, |at| format!(" by column {at}"))
                 });
-                format!("the {n} {least} by column {by} of groups {group}{stay}{windows} of ({})", types(rows))
+                format!("the {n} {least} by column {by} of groups {group}{stay} of ({}){windows}", types(rows))
             }
         };
         match self.keys.fields().is_empty() {

@@ -1,6 +1,6 @@
-//! Layouts as they travel.
+//! Layouts as they travel, and what a plan tells of its operators.
 
-use penstock_engine::{Layout, LayoutError, Range};
+use penstock_engine::{Layout, LayoutError, Operator, Plan, Range};
 
 fn read(text: &str) -> Result<Layout, serde_json::Error> {
     serde_json::from_value(text.into())
@@ -47,5 +47,24 @@ fn what_is_no_layout_is_refused() {
                 one
             })
             .unwrap()
+    );
+}
+
+/// A top over windows did not say of which its state is.
+#[test]
+fn what_was_written_before_windows_were_told_goes_on() {
+    let plan = |types: &str| {
+        let (types, columns) = (types.to_owned(), String::new());
+        let operator = Operator { name: "top".into(), kind: "top".into(), types, version: 1, columns, reads: None };
+        Plan { operators: vec![operator], sources: vec!["rows".into()] }
+    };
+    let goes_on = |before: &str, now: &str| plan(before).check(&plan(now)).is_ok();
+    assert!(
+        goes_on("long -> rows", "long -> rows; windows of 10 s every 10 s")
+            && goes_on("a; windows in ms", "a; windows in ms")
+    );
+    assert!(!goes_on("long -> rows; windows of 10 s every 10 s", "long -> rows; windows of 20 s every 10 s"));
+    assert!(
+        !goes_on("long -> rows; windows of 10 s every 10 s", "long -> rows") && !goes_on("long -> row", "long -> rows")
     );
 }

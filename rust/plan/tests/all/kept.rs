@@ -39,7 +39,8 @@ const PLANS: [(&str, bool, &str); 15] = [
     (
         r#"{"op":"window","kind":"sliding","size_us":20000,"every_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
         false,
-        "Int64 -> the 2 greatest by column 3 of groups [0, 1] in windows of 20 ms every 10 ms by column 4 of (Int64, Int64, Utf8, Int64, Int64)",
+        "Int64 -> the 2 greatest by column 3 of groups [0, 1] of (Int64, Int64, Utf8, Int64, Int64); windows of 20 ms every 10 ms \
+         by column 4",
     ),
     (
         r#"{"op":"top","n":2,"by":"i","per":["k"]}"#,
