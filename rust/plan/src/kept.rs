@@ -123,7 +123,7 @@ impl OfWindows {
 
     fn words(&self) -> String {
         let place = explain::place(self.offset_us, self.zone.as_deref());
-        format!(" in windows of {} every {}{place}", explain::time(self.size_us), explain::time(self.every_us))
+        format!("windows of {} every {}{place}", explain::time(self.size_us), explain::time(self.every_us))
     }
 }
 
@@ -298,7 +298,7 @@ impl Kept {
             Holds::Aggregates { functions, inputs, windows, emit } => {
                 let each = words_of(functions, inputs);
                 match (windows, emit) {
-                    (Some(of), _) => each + &of.words(),
+                    (Some(of), _) => format!("{each} in {}", of.words()),
                     (None, Emit::Update) => format!("{each} with updates"),
                     (None, Emit::Final) => each,
                     (None, Emit::New) => "nothing, for ever".into(),
@@ -316,8 +316,8 @@ impl Kept {
                 // Which rows stand in which of them depends on these.
                 let windows = windows.as_ref().map_or_else(String::new, |of| {
                     let at = of.time.fields().first().and_then(|time| rows.index_of(time.name()).ok());
-                    let words = of.words().replacen(" in", ";", 1);
-                    words + &at.map_or_else(String::new, |at| format!(" by column {at}"))
+                    let by = at.map_or_else(String::new, |at| format!(" by column {at}"));
+                    format!("; {}{by}", of.words())
                 });
                 format!("the {n} {least} by column {by} of groups {group}{stay} of ({}){windows}", types(rows))
             }
